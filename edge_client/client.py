@@ -72,10 +72,7 @@ class EdgeClient:
         shared = Shared(device, settings, controller)
         address = settings.verifier
         if address == "local":
-            from edge_client.link.local import local_verifier
-
-            flags, needs = local_flags(settings, device)
-            address = await self._stack.enter_async_context(local_verifier(*flags, needs=needs))
+            address = await self._start_verifier(device)
         if address and not settings.offline:
             shared.link = await self._stack.enter_async_context(
                 _link_to(address, settings, device).running()
@@ -83,6 +80,14 @@ class EdgeClient:
             controller.rtt = shared.link.rtt  # one estimate, which both of them improve
         self._shared = shared
         return self
+
+    async def _start_verifier(self, device: Device) -> str:
+        """Start a verifier on this machine, which runs until the client is closed; returns its
+        address."""
+        from edge_client.link.local import local_verifier
+
+        flags, needs = local_flags(self._settings, device)
+        return await self._stack.enter_async_context(local_verifier(*flags, needs=needs))
 
     async def __aexit__(
         self,

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from time import perf_counter
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 from edge_client.events import Done, Event, Notice, Prompt
 from edge_client.link.mailbox import Mailbox
@@ -34,6 +34,21 @@ from moa.wire import ClientSession
 from moa.wire.finish import TurnRules
 from moa.wire.messages import ChatMessage
 from moa.wire_sampling import wire_sampling
+
+
+class _Question(NamedTuple):
+    """What a turn is to answer."""
+
+    ids: list[int]
+    """All text before the answer, earlier turns included."""
+    messages: Messages
+    """The chat that this text was made of; empty if it is no chat."""
+    left_out: int = 0
+    """Messages of the chat that the context has no room for."""
+
+    def chat(self) -> list[ChatMessage]:
+        """The chat in the protocol's form."""
+        return [ChatMessage(message["role"], message["content"]) for message in self.messages]
 
 
 class Conversation:
@@ -84,50 +99,43 @@ class Conversation:
         `written` is the answer, or its beginning, as this device has written it before: it is
         checked, and not written again. The answer matches the `grammar`, also without a verifier.
         """
-        settings = (
-            dataclasses.replace(self._shared.settings, **changes)
-            if changes
-            else self._shared.settings
-        )
+        settings = self._shared.settings
+        if changes:
+            settings = dataclasses.replace(settings, **changes)
         self._check_free()
-        self._chatting = False
-        left_out = 0  # messages that the context has no room for
-        most = self._shared.max_context
         with _named("the tokenizer"):
             if ids is not None:
-                context = list(ids)
+                self._chatting = False
+                question = _Question(list(ids), messages)
             else:
-                codec = self._shared.device.codec
-                prompt = prompt or ""
-                room = prompt_room(most, settings.max_new_tokens)
-                self._chatting = not isinstance(prompt, str) or (codec.can_chat and not raw)
-                context, left_out = prompt_ids(codec, prompt, raw=raw, chat=self.chat, room=room)
-                messages = self.chat.sent if self._chatting else ()
-        self._check(context)
-        settings = dataclasses.replace(
-            settings, max_new_tokens=self._shared.longest_answer(settings.max_new_tokens)
-        )
+                question = self._encode(prompt or "", settings.max_new_tokens, raw=raw)
+        self._check(question.ids)
+        longest = self._shared.longest_answer(settings.max_new_tokens)
+        settings = dataclasses.replace(settings, max_new_tokens=longest)
         if grammar is not None and settings.ignore_eos:
             raise UsageError(
                 "a grammar says where the text ends: it cannot be used with ignore_eos"
             )
         with self._turn():
-            grammars = self._shared.device.grammars
-            matcher = await grammars.matcher(grammar, len(context)) if grammar is not None else None
-            chat = [ChatMessage(message["role"], message["content"]) for message in messages]
-            shell = self._prepare(context, settings, prediction, grammar, chat)
-            transcript = shell.machine.transcript
-            for token in written:
-                if not transcript.finish:
-                    transcript.extend(token)
-            shell.worker.matcher = matcher
-            yield Prompt(ids=context)
-            if left_out:
-                yield Notice(message=left_out_notice(left_out))
+            shell = await self._prepare(question, settings, prediction, grammar)
+            _begin_with(shell.machine.transcript, written)
+            yield Prompt(ids=question.ids)
+            if question.left_out:
+                yield Notice(message=left_out_notice(question.left_out))
             async with self._running(shell) as events:
                 async for event in events:
                     yield event
             yield _done(shell)
+
+    def _encode(self, prompt: str | Messages, max_new_tokens: int, *, raw: bool) -> _Question:
+        """Returns a prompt in tokens, with the chat before it if it is a part of one. `raw` is for
+        a text that is sent as it is. Room is left for an answer of so many tokens."""
+        shared = self._shared
+        codec = shared.device.codec
+        room = prompt_room(shared.max_context, max_new_tokens)
+        self._chatting = not isinstance(prompt, str) or (codec.can_chat and not raw)
+        ids, left_out = prompt_ids(codec, prompt, raw=raw, chat=self.chat, room=room)
+        return _Question(ids, self.chat.sent if self._chatting else (), left_out)
 
     async def recheck(self) -> AsyncGenerator[Event, None]:
         """Have the verifier check the provisional text of the latest answer, which the device wrote
@@ -197,14 +205,8 @@ class Conversation:
             self._last = shell
             self.ids = machine.transcript.ids
             if not read_all:
-                if shared.link is not None and (cancel := machine.session.cancel()) is not None:
-                    await shared.link.send(cancel)
-                self._left += machine.unsent_closes()
-            self._session_state = machine.session_state
-            if machine.session.unsettled:
-                # Requests without an answer: nobody knows what the verifier's log holds now. The
-                # next session shares this one's cached prefix.
-                self._abandon()
+                await self._cancel(machine)
+            self._keep_session(machine)
             await shell.worker.finish()
             if shell.worker.failed:
                 self._take_drafter()
@@ -212,6 +214,23 @@ class Conversation:
             machine.transcript.stream.flush()
             if self._chatting:
                 self.chat.answered(self.ids, machine.transcript.stream.text)
+
+    async def _cancel(self, machine: TurnMachine) -> None:
+        """Have the verifier stop writing an answer that nobody reads any more."""
+        link = self._shared.link
+        if link is not None:
+            cancel = machine.session.cancel()
+            if cancel is not None:
+                await link.send(cancel)
+        self._left += machine.unsent_closes()
+
+    def _keep_session(self, machine: TurnMachine) -> None:
+        """Keep the session of a turn that has ended for the next turn, if all of its requests were
+        answered. Else nobody knows what the verifier's log holds now, and the next turn begins
+        another session, which shares this one's cached prefix."""
+        self._session_state = machine.session_state
+        if machine.session.unsettled:
+            self._abandon()
 
     def _take_drafter(self) -> None:
         """Give this conversation a drafter with caches of its own, and an empty store for the
@@ -248,53 +267,56 @@ class Conversation:
                 hint="shorten it, or start anew",
             )
 
-    def _prepare(
+    async def _prepare(
         self,
-        context: list[int],
+        question: _Question,
         settings: ClientSettings,
         prediction: Sequence[int],
         grammar: Grammar | None,
-        messages: list[ChatMessage],
     ) -> TurnShell:
         """Returns what runs one turn: a shell around the machine that decides and the worker that
         drafts. The previous turn's session is gone on with if that is possible, else a new one
         begins."""
         shared = self._shared
+        length = len(question.ids)
+        matcher = None
+        if grammar is not None:
+            matcher = await shared.device.grammars.matcher(grammar, length)
         self.records.precision = settings.sync
         shared.spending.max_kbps = settings.max_kbps
-        session_state = self._continue(context, settings, grammar, messages)
+        session_state = self._continue(question, settings, grammar)
         if session_state is None:
-            session_state = self._begin(context, settings, grammar, messages)
-        codec = shared.device.codec
-        sampling = settings.sampling
-        controller = shared.controller
-        calibration = shared.device.bundle.manifest.calibration
-        transcript = Transcript(
-            session=session_state.session,
-            rules=TurnRules(
-                start=len(context),
-                max_new_tokens=settings.max_new_tokens,
-                max_context=shared.max_context,
-                eos_ids=frozenset() if settings.ignore_eos else codec.eos_ids,
-                stop=settings.stop,
-            ),
-            decode=codec.decode,
-            stream=TextStream(codec, settings.stop),
-            on_reconnect=settings.on_reconnect,
+            session_state = self._begin(question, settings, grammar)
+        machine = self._machine(session_state, length, settings, prediction)
+        self.drafter.answer_at = length
+        worker = DrafterWorker(
+            self.drafter, settings.sampling, shared.controller, shared.device.thread, matcher
         )
-        # Not `self.records`: the turn would hold the conversation, which holds the turn, and the
-        # drafter's caches would stay in memory until the garbage collector looks for such circles.
-        records = self.records
+        return TurnShell(machine, worker, shared.link, shared.news)
+
+    def _machine(
+        self,
+        session_state: SessionState,
+        start: int,
+        settings: ClientSettings,
+        prediction: Sequence[int],
+    ) -> TurnMachine:
+        """Returns the machine that decides what a turn does, whose answer begins behind `start`
+        tokens."""
+        shared = self._shared
+        calibration = shared.device.bundle.manifest.calibration
         now = perf_counter()
-        unread = len(context) - session_state.session.settled
-        machine = TurnMachine(
-            transcript,
+        unread = start - session_state.session.settled
+        return TurnMachine(
+            self._transcript(session_state.session, start, settings),
             session_state,
-            controller,
+            shared.controller,
             shared.spending,
-            records,
-            OfflineGuard.of(calibration, settings.max_offline_tokens, lambda: bool(records.held())),
-            Deadlines(settings.patience, controller, waiting_since=now, unread=unread),
+            self.records,
+            OfflineGuard.of(
+                calibration, settings.max_offline_tokens, lambda: bool(self.records.held())
+            ),
+            Deadlines(settings.patience, shared.controller, waiting_since=now, unread=unread),
             Stats(started=now),
             Reachability(shared.link is not None),
             self._left,
@@ -302,16 +324,28 @@ class Conversation:
             guesses=settings.guess_ahead,
             prediction=Prediction(prediction) if prediction else None,
         )
-        self.drafter.answer_at = len(context)
-        worker = DrafterWorker(self.drafter, sampling, controller, shared.device.thread)
-        return TurnShell(machine, worker, shared.link, shared.news)
+
+    def _transcript(
+        self, session: ClientSession, start: int, settings: ClientSettings
+    ) -> Transcript:
+        """Returns the text of an answer that begins behind `start` tokens, still empty."""
+        codec = self._shared.device.codec
+        return Transcript(
+            session=session,
+            rules=TurnRules(
+                start=start,
+                max_new_tokens=settings.max_new_tokens,
+                max_context=self._shared.max_context,
+                eos_ids=frozenset() if settings.ignore_eos else codec.eos_ids,
+                stop=settings.stop,
+            ),
+            decode=codec.decode,
+            stream=TextStream(codec, settings.stop),
+            on_reconnect=settings.on_reconnect,
+        )
 
     def _continue(
-        self,
-        context: list[int],
-        settings: ClientSettings,
-        grammar: Grammar | None,
-        messages: list[ChatMessage],
+        self, question: _Question, settings: ClientSettings, grammar: Grammar | None
     ) -> SessionState | None:
         """Append this turn's new tokens to the session of the previous turn, so that the verifier
         reads only those, and return it. None if the session cannot be gone on with: then it is
@@ -323,33 +357,29 @@ class Conversation:
         same_sampling = (session.sampling, session.penalties) == wire_sampling(settings.sampling)
         # The verifier is known to have all of the log, and no request is without an answer.
         is_settled = session.settled == len(log) and not session.unsettled
-        goes_on = len(context) > len(log) and context[: len(log)] == log
+        goes_on = len(question.ids) > len(log) and question.ids[: len(log)] == log
         if not (same_sampling and is_settled and goes_on):
             self._abandon()
             return None
         session.append(
-            context[len(log) :],
+            question.ids[len(log) :],
             max_new_tokens=settings.max_new_tokens,
             stop=settings.stop,
             ignore_eos=settings.ignore_eos,
             logprobs=settings.logprobs,
             grammar=grammar,
-            messages=messages,
+            messages=question.chat(),
         )
         return self._session_state
 
     def _begin(
-        self,
-        context: list[int],
-        settings: ClientSettings,
-        grammar: Grammar | None,
-        messages: list[ChatMessage],
+        self, question: _Question, settings: ClientSettings, grammar: Grammar | None
     ) -> SessionState:
         """Returns a new session with this prompt. Activation records are kept of the tokens that
         the prompt has in common with the text before."""
         sampling, penalties = wire_sampling(settings.sampling)
         session = ClientSession(
-            log=list(context),
+            log=list(question.ids),
             max_new_tokens=settings.max_new_tokens,
             sampling=sampling,
             penalties=penalties,
@@ -359,13 +389,21 @@ class Conversation:
             record_rate=settings.record_rate,
             logprobs=settings.logprobs,
             grammar=grammar,
-            messages=messages,
+            messages=question.chat(),
         )
         # Records depend on tokens: those of the common prefix stay valid.
-        self.records.truncate(common_prefix(self.ids, context))
+        self.records.truncate(common_prefix(self.ids, question.ids))
         for start, stop in self.records.held():
             session.held.add(start, stop)  # the verifier need not send these again
         return SessionState(session)
+
+
+def _begin_with(transcript: Transcript, written: Sequence[int]) -> None:
+    """Let the answer begin with these tokens, which the device has written before; not with those
+    behind its end."""
+    for token in written:
+        if not transcript.finish:
+            transcript.extend(token)
 
 
 def _done(shell: TurnShell) -> Done:

@@ -124,9 +124,8 @@ class AnswerSoFar:
                 if event.logprobs is not None:
                     self.logprobs[event.position] = event.logprobs
             case Confirm():
-                self.statuses[event.start - start : event.stop - start] = ["verified"] * (
-                    event.stop - event.start
-                )
+                verified: list[Status] = ["verified"] * (event.stop - event.start)
+                self.statuses[event.start - start : event.stop - start] = verified
                 self.logprobs |= zip(range(event.start, event.stop), event.logprobs, strict=False)
             case Adopt():
                 self.final = event.stop - start

@@ -83,12 +83,7 @@ class Dialling:
         begin: after a pause that grows with each failure in a row, or as long as the verifier has
         asked for."""
         if self._up_since is not None:
-            self.down_since = now
-            has_settled = now - self._up_since >= _SETTLED_SECONDS
-            if self._won or has_settled:
-                self.retry.progressed()
-        self._won = False
-        self._up_since = None
+            self._went_down(self._up_since, now)
         self.last_error = error
         self._ended_at = now
         self.failures += 1
@@ -97,6 +92,16 @@ class Dialling:
         retry_after = getattr(error, "retry_after", None) or 0.0
         self.retry.failed(now, asked_wait=max(self.asked_wait, retry_after))
         self.asked_wait = 0.0
+
+    def _went_down(self, up_since: float, now: float) -> None:
+        """Note that a connection ended that was up since then. If it had worked, failures before it
+        count no more."""
+        self.down_since = now
+        has_settled = now - up_since >= _SETTLED_SECONDS
+        if self._won or has_settled:
+            self.retry.progressed()
+        self._won = False
+        self._up_since = None
 
     def new_turn(self) -> None:
         """Let the next attempt begin soon, even after a refusal: with a new turn, or where a user asks
@@ -148,13 +153,8 @@ def explain(
         case ConnectionClosed() if worked:
             return _explain_close(error, url)
         case ConnectionClosed() | OSError() | EOFError():
-            hint = "is `cloud-verifier serve` running there?"
-            if tls:
-                hint = "is `cloud-verifier serve` running there, with --tls-cert?"
-            elif urlsplit(url).port is None:
-                hint = "that is port 80; a verifier has 8765 if not told otherwise"
             said = safe_line(str(error)) or type(error).__name__
-            return LinkError(f"cannot reach {url}: {said}", hint=hint)
+            return LinkError(f"cannot reach {url}: {said}", hint=_hint_at_port(url, tls=tls))
         case _:
             return LinkError(f"cannot reach {url}: {type(error).__name__}: {safe_line(str(error))}")
 
@@ -186,6 +186,15 @@ def _explain_status(error: InvalidStatus, url: str, *, token: bool) -> MoaError:
     return LinkError(
         f"{url} answers HTTP {status}: it is not a verifier", hint="check host, port and path"
     )
+
+
+def _hint_at_port(url: str, *, tls: bool) -> str:
+    """Returns what may be wrong where nothing answers at this address."""
+    if tls:
+        return "is `cloud-verifier serve` running there, with --tls-cert?"
+    if urlsplit(url).port is None:
+        return "that is port 80; a verifier has 8765 if not told otherwise"
+    return "is `cloud-verifier serve` running there?"
 
 
 def _explain_handshake(error: Exception, url: str, *, tls: bool) -> MoaError:

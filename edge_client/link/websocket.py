@@ -28,7 +28,7 @@ from edge_client.link.estimates import RoundTrip
 from edge_client.link.mailbox import Mailbox
 from edge_client.link.record_flow import RecordFlow
 from moa.api.access import is_loopback
-from moa.errors import LinkError, ProtocolError, UsageError
+from moa.errors import LinkError, MoaError, ProtocolError, UsageError
 from moa.wire import (
     PROTOCOL_VERSIONS,
     SUBPROTOCOL,
@@ -126,13 +126,8 @@ class VerifierLink:
             yield self
         finally:
             self._wanted = False
-            connection = self._connection
-            if connection is not None:
-                with contextlib.suppress(Exception):
-                    async with asyncio.timeout(_CLOSE_SECONDS):
-                        await connection.close()
-                # Where the other end reads nothing, our last word is never written.
-                connection.transport.abort()
+            if self._connection is not None:
+                await _close(self._connection)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
@@ -184,12 +179,11 @@ class VerifierLink:
         A message that no verifier would read is not sent: its session is refused, and the link goes
         on for the others.
         """
-        connection = self._connection
         session = getattr(message, "session", b"")
         if box is not None and session:
             box.sessions.add(session)
             self._mailboxes[session] = box
-        if connection is None or not self.up or self.welcome is None:
+        if self._connection is None or not self.up or self.welcome is None:
             return
         try:
             frame = client_frame(message, self.welcome.limits.max_frame_bytes)
@@ -201,6 +195,10 @@ class VerifierLink:
             self._opening[session] = None
         elif isinstance(message, Stream):
             self._asking[session] = None
+        await self._send_frame(self._connection, frame)
+
+    async def _send_frame(self, connection: ClientConnection, frame: bytes) -> None:
+        """Send these bytes. If that fails or takes too long, the connection is dropped."""
         try:
             async with asyncio.timeout(_SEND_SECONDS):
                 await connection.send(frame)
@@ -234,21 +232,26 @@ class VerifierLink:
     async def wait_up(self, seconds: float) -> None:
         """Wait for the verifier's welcome, for so many seconds at most; raises the reason if there
         is none."""
-        failures = self.dialling.failures
+        try:
+            async with asyncio.timeout(seconds):
+                await self._up_or_refused()
+        except TimeoutError:
+            why = self.dialling.last_error
+            raise why or LinkError(
+                f"no welcome from {self.endpoint.url} within {seconds:.0f} s"
+            ) from None
+
+    async def _up_or_refused(self) -> None:
+        """Try to connect at once, and wait until the link is up; raises the reason if the verifier
+        refuses us."""
+        failures_before = self.dialling.failures
         self.new_turn()
         with self.mailbox() as box:
-            try:
-                async with asyncio.timeout(seconds):
-                    while not self.up:
-                        has_failed_again = self.dialling.failures > failures  # since this call
-                        if self.dialling.refused is not None and has_failed_again:
-                            raise self.dialling.refused
-                        await box.wait(None)
-            except TimeoutError:
-                why = self.dialling.last_error
-                raise why or LinkError(
-                    f"no welcome from {self.endpoint.url} within {seconds:.0f} s"
-                ) from None
+            while not self.up:
+                has_tried = self.dialling.failures > failures_before
+                if self.dialling.refused is not None and has_tried:
+                    raise self.dialling.refused
+                await box.wait(None)  # until the state of the link changes
 
     # ---- in the background
 
@@ -256,33 +259,40 @@ class VerifierLink:
         """Connect, and connect again whenever a connection ends or an attempt fails, as soon as
         `dialling` allows, until the link is not wanted any more."""
         while True:
-            self._redial.clear()
-            due = self.dialling.due()
-            if due is None:
-                await self._redial.wait()
-                continue
-            pause = due - perf_counter()
-            if pause > 0:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._redial.wait()
-                continue  # the state may have changed meanwhile
+            await self._until_due()
             try:
                 await self._one_connection()
             except Exception as error:  # after any error the device continues and connects again
                 if not self._wanted:
                     return
-                why = explain(
-                    error,
-                    self.endpoint.url,
-                    tls=self.endpoint.tls is not None,
-                    token=bool(self.endpoint.token),
-                    worked=self.connections > 0,
-                )
-                self.dialling.ended(why, perf_counter())
+                self.dialling.ended(self._explain(error), perf_counter())
             self.up = False
             self._connection = None
             self._tell_all()
+
+    async def _until_due(self) -> None:
+        """Wait until the next attempt to connect may begin. A new turn can make that sooner."""
+        while True:
+            self._redial.clear()
+            due = self.dialling.due()
+            pause = None  # no attempt may begin before a new turn
+            if due is not None:
+                pause = due - perf_counter()
+                if pause <= 0:
+                    return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._redial.wait()
+
+    def _explain(self, error: Exception) -> MoaError:
+        """Returns what ended a connection, or an attempt, as an error for the user."""
+        return explain(
+            error,
+            self.endpoint.url,
+            tls=self.endpoint.tls is not None,
+            token=bool(self.endpoint.token),
+            worked=self.connections > 0,
+        )
 
     async def _one_connection(self) -> None:
         """Connect, send hello, and read until the connection ends."""
@@ -319,23 +329,10 @@ class VerifierLink:
         if self.dialling.cut:  # while connecting
             raise LinkError("disconnected on purpose")
         self._connection = connection
-        hello_sent_at = perf_counter()
         welcome = await self._exchange_hello(connection)
-        now = perf_counter()
         if "behind" in welcome.features:  # it is told at once, so that it is known when we are up
-            async with asyncio.timeout(self.endpoint.connect_seconds):
-                size, message = await self._receive(connection)
-            self.behind = Behind(self.behind.model)
-            self.deliver(perf_counter(), message, size)
-        self.rtt.add(now - hello_sent_at)
-        self.flow.connected()
-        # What was asked for on an earlier connection is not answered on this one.
-        self._opening.clear()
-        self._asking.clear()
-        self.dialling.welcomed(now)
-        self.welcome = welcome
-        self.up = True
-        self.connections += 1
+            await self._receive_behind(connection)
+        self._welcomed(welcome)
         while self._to_close:
             await self.send(Close(self._to_close.popleft()))
         self._tell_all()
@@ -345,28 +342,34 @@ class VerifierLink:
 
     async def _exchange_hello(self, connection: ClientConnection) -> Welcome:
         """Send hello and return the verifier's welcome; an error if it refuses us, or its welcome
-        cannot be used."""
+        cannot be used. The time between the two measures a round trip."""
+        sent_at = perf_counter()
         frame = encode(self.endpoint.hello)
         await connection.send(frame)
         self.sent_bytes += len(frame)
         async with asyncio.timeout(self.endpoint.connect_seconds):
             _, message = await self._receive(connection)
-        if isinstance(message, Error):
-            raise refusal(message)
-        if not isinstance(message, Welcome):
-            raise ProtocolError(
-                f"the verifier began with {type(message).__name__} instead of a welcome"
-            )
-        if message.version not in PROTOCOL_VERSIONS:
-            raise ProtocolError(
-                f"the verifier chose protocol version {message.version}",
-                hint="update the older end",
-            )
-        limits = message.limits
-        longest_text = min(limits.max_prompt_tokens, limits.max_context_tokens)
-        if longest_text < 2 or limits.max_guess_tokens < 1:
-            raise ProtocolError("the verifier's limits leave no room for a prompt and an answer")
-        return message
+        welcome = _usable_welcome(message)
+        self.rtt.add(perf_counter() - sent_at)
+        return welcome
+
+    async def _receive_behind(self, connection: ClientConnection) -> None:
+        """Wait for the message that says what the verifier stands in front of."""
+        async with asyncio.timeout(self.endpoint.connect_seconds):
+            size, message = await self._receive(connection)
+        self.behind = Behind(self.behind.model)
+        self.deliver(perf_counter(), message, size)
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        """Use the connection on which the verifier has sent this welcome."""
+        self.flow.connected()
+        # What was asked for on an earlier connection is not answered on this one.
+        self._opening.clear()
+        self._asking.clear()
+        self.dialling.welcomed(perf_counter())
+        self.welcome = welcome
+        self.up = True
+        self.connections += 1
 
     async def _receive(self, connection: ClientConnection) -> tuple[int, ServerMessage]:
         """Wait for the next message; returns its size in bytes, and the message."""
@@ -387,6 +390,15 @@ class VerifierLink:
         if isinstance(message, Behind):
             self.behind = message
             return
+        self._learn(message, session, arrived)
+        box = self._mailboxes.get(session)
+        if box is not None:
+            box.put(arrived, message, size)
+        else:
+            self._throw_away(message)
+
+    def _learn(self, message: ServerMessage, session: bytes, arrived: float) -> None:
+        """Note what a message for this session says of the link itself."""
         if isinstance(message, Goaway):
             self.dialling.asked_wait = message.retry_after_ms / 1000
         elif isinstance(message, Activations):
@@ -397,11 +409,6 @@ class VerifierLink:
         # Tokens of a stream, or those that a resumed session has missed.
         if getattr(message, "tokens", None) or getattr(message, "tail", None):
             self.dialling.won()
-        box = self._mailboxes.get(session)
-        if box is not None:
-            box.put(arrived, message, size)
-        else:
-            self._throw_away(message)
 
     def _addressed(self, message: Error) -> Error:
         """Returns an error that names no session, because the verifier could not read some message,
@@ -429,6 +436,36 @@ class VerifierLink:
         """Wake all conversations: the state of the link has changed."""
         for box in self._listening:
             box.news.set()
+
+
+async def _close(connection: ClientConnection) -> None:
+    """Close a connection, after a second by force: where the other end reads nothing, our last word
+    is never written."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await connection.close()
+    connection.transport.abort()
+
+
+def _usable_welcome(message: ServerMessage) -> Welcome:
+    """Returns the verifier's first message if it is a welcome that this device can work with;
+    raises what is wrong with it otherwise."""
+    if isinstance(message, Error):
+        raise refusal(message)
+    if not isinstance(message, Welcome):
+        raise ProtocolError(
+            f"the verifier began with {type(message).__name__} instead of a welcome"
+        )
+    if message.version not in PROTOCOL_VERSIONS:
+        raise ProtocolError(
+            f"the verifier chose protocol version {message.version}",
+            hint="update the older end",
+        )
+    limits = message.limits
+    longest_text = min(limits.max_prompt_tokens, limits.max_context_tokens)
+    if longest_text < 2 or limits.max_guess_tokens < 1:
+        raise ProtocolError("the verifier's limits leave no room for a prompt and an answer")
+    return message
 
 
 class _Connect(connect):

@@ -144,32 +144,12 @@ class EdgeAnswerer:
     ) -> AsyncGenerator[AnswerEvent, None]:
         """Yield the events of one answer, in a conversation of its own. `ask` is the client's
         request, `encoded` its prompt in tokens."""
-        welcome = self._client.shared.welcome
-        if ask.logprobs is not None and welcome is not None and "logprobs" not in welcome.features:
-            raise bad(
-                f"{self._verifier} tells no log-probabilities", "logprobs", "unsupported_parameter"
-            )
-        if (
-            encoded.grammar is not None
-            and welcome is not None
-            and "grammar" not in welcome.features
-        ):
-            raise bad(
-                f"{self._verifier} cannot follow a grammar",
-                "response_format",
-                "unsupported_parameter",
-            )
+        self._check_features(ask, encoded)
         codec = self._client.device.codec
         changes = changes_of(ask, self._longest(ask))
         marks = Marks(codec, codec.eos_ids)  # converts token positions to characters
         clock = asyncio.get_running_loop().time
-        usual = self._client.shared.controller.answer_seconds(len(encoded.ids))
-        patience = Patience(
-            ask.mode,
-            seconds=ask.patience,
-            first=usual + max(ask.patience, _FIRST_SECONDS),
-            now=clock(),
-        )
+        patience = self._patience(ask, len(encoded.ids), clock())
         async with self._client.conversation() as conversation:
             turn = conversation.generate(
                 ids=encoded.ids,
@@ -198,6 +178,32 @@ class EdgeAnswerer:
             return []
         end_tokens = sorted(self._client.device.codec.eos_ids)[:1] if ask.was_ended else []
         return [*encoded.prediction, *end_tokens]
+
+    def _check_features(self, ask: AnswerRequest, encoded: Encoded) -> None:
+        """Refuse a request for what the verifier cannot do, as far as that is known by now."""
+        welcome = self._client.shared.welcome
+        if welcome is None:
+            return  # no verifier has been reached yet
+        if ask.logprobs is not None and "logprobs" not in welcome.features:
+            raise bad(
+                f"{self._verifier} tells no log-probabilities", "logprobs", "unsupported_parameter"
+            )
+        if encoded.grammar is not None and "grammar" not in welcome.features:
+            raise bad(
+                f"{self._verifier} cannot follow a grammar",
+                "response_format",
+                "unsupported_parameter",
+            )
+
+    def _patience(self, ask: AnswerRequest, prompt_tokens: int, now: float) -> Patience:
+        """Returns how long this request waits for its first event, and for each further one."""
+        usual = self._client.shared.controller.answer_seconds(prompt_tokens)
+        return Patience(
+            ask.mode,
+            seconds=ask.patience,
+            first=usual + max(ask.patience, _FIRST_SECONDS),
+            now=now,
+        )
 
     def _longest(self, ask: AnswerRequest) -> int:
         """The most tokens that the answer may have: what the verifier allows, or what verifiers

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from edge_client.turn.actions import Grow
 from edge_client.turn.controller import GUESSED, Controller, WhoDrafts
@@ -51,6 +52,16 @@ _AGAIN_SECONDS = 0.5
 every time."""
 _MOST_AGAIN = 4
 """It is doubled at most so many times."""
+
+
+class _Row(NamedTuple):
+    """A row of guesses, as new tokens have judged it."""
+
+    right: int
+    """The guesses from the first one on that are right."""
+    ends_wrong: bool
+    """Whether a wrong guess comes behind them; else the row goes on behind the new tokens, or there
+    is no guess."""
 
 
 @dataclass
@@ -146,64 +157,86 @@ class Ahead:
         """Learn from an answer of the stream how fast it is, how often the guesses were right, and
         how long a round trip takes. `prompt` says that the verifier had to read a prompt before it
         answered."""
-        self._measure(event, now, prompt=prompt)
+        previous_at = self._answered_at
+        self._answered_at = now
         if not event.tokens:
             return
-        if not self._should_wait and self.guesses and not self.reads:
-            self.controller.usefulness.forward(bool(event.foreseen))
-        predicted = self.prediction is not None and self.prediction.decided(event.tokens) > 0
-        self._judge(event.tokens, predicted=predicted)
-        # Not from a forward over the server's own drafts: it was begun before our guesses came.
-        if self._asked_at is not None and not _drafted_there(event):
-            at_server = (event.queue_ms + event.forward_ms) / 1000
-            self.controller.rtt.add(now - self._asked_at - at_server)
-        self._asked_at = None
+        self._measure_forward(event, prompt=prompt)
+        if previous_at is not None:
+            self._measure_stream(event, previous_at, now)
+        self._measure_round_trip(event, now)
+        self._count(event)
+        self._judge(event)
         self._resent = 0
         self._sent.follow(self.transcript.session.log)
         self._expect(now)
 
-    def _measure(self, event: Advanced, now: float, *, prompt: bool) -> None:
-        """Measure the time of a forward of the target and the tokens a second of the stream, and
-        count the tokens by who drafted them."""
-        tokens = len(event.tokens)
-        if tokens:
+    def _measure_forward(self, event: Advanced, *, prompt: bool) -> None:
+        """Measure how long a forward of the target takes."""
+        seconds = event.forward_ms / 1000
+        if self._asked_at is not None and not prompt and not _drafted_there(event):
             # Whoever waits for an answer waits in the queue, too.
-            waited = self._asked_at is not None and not prompt and not _drafted_there(event)
-            milliseconds = event.forward_ms + (event.queue_ms if waited else 0.0)
-            self.controller.ran(1 + event.drafted, milliseconds / 1000)
-        server_drafts = self.who_drafts != "none" and not self._should_wait
-        last_at = self._answered_at
-        # Both answers must be of the present way of drafting, or their distance says nothing of it.
-        if server_drafts and tokens and last_at is not None and last_at >= self._changed_at:
-            self.controller.streamed(tokens, now - last_at)
-        self._answered_at = now
+            seconds = server_seconds(event)
+        self.controller.ran(1 + event.drafted, seconds)
+
+    def _measure_stream(self, event: Advanced, previous_at: float, now: float) -> None:
+        """Measure how many tokens a second a stream brings for which the server drafts, from the
+        time since the answer before this one."""
+        if self.who_drafts == "none" or self._should_wait:
+            return  # the server does not draft
+        if previous_at >= self._changed_at:  # else that answer may be of the other way of drafting
+            self.controller.streamed(len(event.tokens), now - previous_at)
+
+    def _measure_round_trip(self, event: Advanced, now: float) -> None:
+        """Measure a round trip, if the verifier stood still until our guesses came: from their
+        sending to this answer, without the time that the server worked."""
+        asked_at = self._asked_at
+        self._asked_at = None
+        # A forward over the server's own drafts was begun before our guesses came.
+        if asked_at is not None and not _drafted_there(event):
+            self.controller.rtt.add(now - asked_at - server_seconds(event))
+
+    def _count(self, event: Advanced) -> None:
+        """Count the new tokens for the turn's figures, by who drafted them."""
+        tokens = len(event.tokens)
+        self.stats.by[_who_drafted(event)] += tokens
         if event.foreseen:
             self.stats.rounds += 1
             self.stats.accepted += tokens - 1  # the last token is the target's own
             self.stats.drafted += event.foreseen
-        if tokens:
-            self.stats.by[_who_drafted(event)] += tokens
 
-    def _judge(self, tokens: Sequence[int], *, predicted: bool) -> None:
-        """Compare new tokens with the guesses at them, and learn how many guesses in a row are
-        right. `predicted`: the tokens were in the text that the user expects; they say nothing
-        about how well the drafter guesses."""
-        right_in_a_row: int | None = None
-        next_is_wrong = False  # the row ends with a wrong guess, and not with the new tokens
-        length_before = len(self.transcript.session.log) - len(tokens)
-        if self._tree is not None and self._length == length_before:
-            right_in_a_row, next_is_wrong = self._tree.won(tokens)
-            self.controller.guessed(right_in_a_row, next_is_wrong)
+    def _judge(self, event: Advanced) -> None:
+        """Compare the new tokens with the guesses at them, and learn how often guesses are of use
+        and how many in a row are right."""
+        if not self._should_wait and self.guesses and not self.reads:
+            self.controller.usefulness.forward(bool(event.foreseen))
+        predicted = self.prediction is not None and self.prediction.decided(event.tokens) > 0
+        self._judge_row(event.tokens, predicted=predicted)
+
+    def _judge_row(self, tokens: Sequence[int], *, predicted: bool) -> None:
+        """Learn how many guesses in a row are right. `predicted`: the tokens were in the text that
+        the user expects; they say nothing about how well the drafter guesses."""
+        row = self._row_of_tree(tokens)
         if self._round is not None:
             outcome = self._sent.judge(tokens)
             self.stats.outcomes[outcome] += 1
             if self._should_wait and self._told_to_wait:
                 # A verifier that waits stands still where guesses end: all its tokens but the last
                 # were guessed.
-                next_is_wrong = outcome in ("missed", "beyond")
-                right_in_a_row = len(tokens) - 1 if next_is_wrong else len(tokens)
-        if right_in_a_row is not None and self.guesses and not predicted:
-            self.controller.streak.add(right_in_a_row, next_is_wrong)
+                ends_wrong = outcome in ("missed", "beyond")
+                row = _Row(len(tokens) - 1 if ends_wrong else len(tokens), ends_wrong)
+        if row is not None and self.guesses and not predicted:
+            self.controller.streak.add(row.right, row.ends_wrong)
+
+    def _row_of_tree(self, tokens: Sequence[int]) -> _Row | None:
+        """Returns how the guesses in the drafter's tree have done at these new tokens, and teaches
+        it to the controller; None if the tree does not begin where they do."""
+        length_before = len(self.transcript.session.log) - len(tokens)
+        if self._tree is None or self._length != length_before:
+            return None
+        row = _Row(*self._tree.won(tokens))
+        self.controller.guessed(row.right, row.ends_wrong)
+        return row
 
     # ---- what to do while the stream runs
 
@@ -215,20 +248,14 @@ class Ahead:
             return None
         now = moment.now
         self._follow(stream, now)
-        if self._should_wait and moment.reached(self._resend_at):
-            # Guesses count as lost: forgotten here, they are sent again as if they were new.
-            self._forget_sent()
-            self._resent = min(self._resent + 1, _MOST_AGAIN)
-            self._expect(now)
-            moment.reached(self._resend_at)
+        if self._should_wait:
+            self._send_lost_again(moment)
         self._sent.follow(self.transcript.session.log)
         known = self._known_text()
         if known:
             return self._send_known(known, now)
         if self._told_to_wait != self._should_wait:
-            # The verifier must hear of it, although there may be no guess to send with it.
-            pending = self.transcript.session.log[-1]
-            return self._send(DraftTree([pending], [-1], [0.0]), (), 0, now)
+            return self._send_whether_to_wait(now)
         if not self._guesses_now():
             return None
         return self._send_grown(now)
@@ -240,18 +267,31 @@ class Ahead:
             self._forget_guesses()
             self._round = (stream.session, stream.round)
             self._expect(now)
-        waits = self.who_drafts == "device" and self.guesses
-        if self.who_drafts == "auto" and self.guesses:
-            # Before the drafter has its first guesses, waiting for it would stop the stream.
-            has_guessed = self._tree is not None
-            remaining = self.transcript.remaining
-            waits = has_guessed and self.controller.waits(
-                remaining, waits_already=self._should_wait
-            )
+        waits = self._waiting_pays()
         if waits != self._should_wait:
             self._should_wait = waits
             # Half a round trip until the verifier hears of it, another for its next answer.
             self._changed_at = now + self.controller.rtt.smoothed
+
+    def _waiting_pays(self) -> bool:
+        """Whether the verifier should wait for the device's guesses rather than draft for itself."""
+        if not self.guesses:
+            return False
+        if self.who_drafts == "device":
+            return True
+        if self._tree is None:
+            return False  # the drafter has no guesses yet: waiting for it would stop the stream
+        return self.controller.waits(self.transcript.remaining, waits_already=self._should_wait)
+
+    def _send_lost_again(self, moment: Moment) -> None:
+        """Forget the guesses that were sent to a verifier that waits, if it has not answered them
+        for long: they count as lost, and are sent again as if they were new."""
+        if not moment.reached(self._resend_at):
+            return
+        self._forget_sent()
+        self._resent = min(self._resent + 1, _MOST_AGAIN)
+        self._expect(moment.now)
+        moment.reached(self._resend_at)  # the turn looks again then, at the latest
 
     def _guesses_now(self) -> bool:
         """Whether the drafter is to guess for the stream now."""
@@ -280,35 +320,47 @@ class Ahead:
         """Returns a message with tokens that are expected after the log, one after another, each as
         a sure guess. Until the verifier lacks many of them it is sent none, only whether it is to
         wait; None if it knows that, too."""
-        session = self.transcript.session
         most = self.controller.most_guesses
-        tokens = [session.log[-1], *known[:most]]
+        tokens = [self.transcript.session.log[-1], *known[:most]]
         chain = DraftTree(tokens, list(range(-1, len(tokens) - 1)), [0.0] * len(tokens))
         missing = self._sent.missing(chain)
         has_none_of_it = len(missing) == len(tokens) - 1
-        worth_sending = has_none_of_it or len(missing) >= _MANY
-        message = self._send(chain, missing if worth_sending else (), most, now)
-        was_sent = message is not None and worth_sending
-        if was_sent and self.prediction is not None and not self.transcript.provisional:
+        if not has_none_of_it and len(missing) < _MANY:
+            return self._send_whether_to_wait(now)
+        message = self._send(chain, missing, most, now)
+        if message is not None and self.prediction is not None and not self.transcript.provisional:
             self.prediction.told = tokens[1:]
         return message
+
+    def _send_whether_to_wait(self, now: float) -> Foresee | None:
+        """Returns a message without a guess that tells the verifier whether it is to wait for
+        guesses; None if it knows that."""
+        pending = self.transcript.session.log[-1]
+        return self._send(DraftTree([pending], [-1], [0.0]), (), 0, now)
 
     def _send_grown(self, now: float) -> Foresee | Grow | None:
         """Returns a message with guesses from the drafter's tree, or the next step that grows the
         tree. None if the tree is complete and all of it was sent."""
-        session = self.transcript.session
         # A guess of less than this probability is not guessed on from.
         least = _LEAST_WAITING if self._should_wait else _LEAST_BESIDE
-        grow = Grow(session.log, GUESSED, math.log(_SEND * least))
-        tree = self._tree
-        if tree is None or self._length != len(session.log) or tree.root != session.log[-1]:
-            return grow  # a tree of the log as it is now
+        grow = Grow(self.transcript.session.log, GUESSED, math.log(_SEND * least))
+        tree = self._tree_of_log()
+        if tree is None:
+            return grow
         complete = len(tree.tree) >= _MOST or tree.likeliest_open < math.log(least)
         nodes = self._worth_sending(tree, least, complete=complete)
         if nodes and (complete or self._send_now(tree, nodes)):
             most = min(_MOST_IN_A_MESSAGE, self.controller.most_guesses)
             return self._send(tree.tree, nodes, most, now)
         return None if complete else grow
+
+    def _tree_of_log(self) -> GuessTreeGrower | None:
+        """The tree that the drafter has grown, if it grows from the end of the log as it is now."""
+        tree = self._tree
+        log = self.transcript.session.log
+        if tree is None or self._length != len(log) or tree.root != log[-1]:
+            return None
+        return tree
 
     def _worth_sending(self, tree: GuessTreeGrower, least: float, *, complete: bool) -> list[int]:
         """Returns the nodes of the drafter's tree that are worth their bytes: those that the
@@ -326,8 +378,7 @@ class Ahead:
         for node in missing:
             if tree.depths[node] > lead and scores[node] >= least_score:
                 nodes.append(node)
-        stands_still = self._should_wait and not len(self._sent)
-        if complete and stands_still and not nodes:
+        if complete and self._stands_still and not nodes:
             # Without a guess the verifier would wait for ever: the likeliest one, however unlikely.
             nodes = sorted(missing, key=scores.__getitem__)[-1:]
         return nodes
@@ -336,12 +387,16 @@ class Ahead:
         """Whether to send these guesses now rather than grow the tree further: enough of them for a
         message, or, where the verifier stands still without any, deep enough to be worth its
         wait."""
-        stands_still = self._should_wait and not len(self._sent)
-        if not stands_still:
+        if not self._stands_still:
             return len(nodes) >= (_MANY if len(self._sent) > _MANY else _FEW)
         first = self.controller.first_guesses(self.transcript.remaining)
         deepest = max(tree.depths[node] for node in nodes)
         return deepest >= first.depth or tree.likeliest_open < first.least
+
+    @property
+    def _stands_still(self) -> bool:
+        """Whether the verifier waits for guesses and has none left: it decodes nothing now."""
+        return self._should_wait and not len(self._sent)
 
     def _send(self, tree: DraftTree, nodes: Sequence[int], most: int, now: float) -> Foresee | None:
         """Returns a message with the likeliest of these nodes and the paths to them, `most` in all,
@@ -357,8 +412,8 @@ class Ahead:
         message = session.foresee(part.tokens, part.parents, neg_log_probs_of(part), waits)
         self._told_to_wait = self._should_wait
         self._may_wait |= self._should_wait
-        if self._should_wait and not len(self._sent) and now >= self._changed_at:
-            self._note_question(now)
+        if self._stands_still and now >= self._changed_at:
+            self._note_request(now)
         self._sent.add(
             session.log, message.base, message.tokens, message.parents, message.neg_log_probs
         )
@@ -366,18 +421,18 @@ class Ahead:
         self._expect(now)
         return message
 
-    def _note_question(self, now: float) -> None:
-        """Note that the verifier decodes nothing until the guesses that are sent now arrive: the
-        time to its next tokens measures a round trip."""
+    def _note_request(self, now: float) -> None:
+        """Note that these guesses are a request: the verifier stands still until they arrive, so
+        its next tokens are the answer to them, and measure a round trip."""
         if self._resent:
-            # Of guesses that were sent again it is unknown which message is answered.
+            # Sent again, they are the same request: it was counted, and its answer is as late as it
+            # was. Which of the messages is answered is unknown, so no round trip is measured.
             self._asked_at = None
             return
         self._asked_at = now
         self.deadlines.asked(now)
-        is_first = self._answered_at is None
-        if not is_first:  # the first guesses of a stream are a part of the request for it
-            self.stats.calls += 1
+        if self._answered_at is not None:
+            self.stats.calls += 1  # before any answer they belong to the request for the stream
 
     def _forget_guesses(self) -> None:
         """Forget all guesses, those of the drafter and those at the verifier."""
@@ -396,6 +451,11 @@ class Ahead:
         """Expect an answer; if none comes for long, guesses were lost."""
         patience = (2 * self.deadlines.usual + _AGAIN_SECONDS) * 2**self._resent
         self._resend_at = now + patience
+
+
+def server_seconds(event: Advanced) -> float:
+    """How long the server took for this answer, in its queue and in the forward."""
+    return (event.queue_ms + event.forward_ms) / 1000
 
 
 def _who_drafted(event: Advanced) -> str:

@@ -28,7 +28,7 @@ from typing import Any
 
 from edge_client.events import Event, Link, LinkState, Notice, Progress, Reason
 from edge_client.turn.actions import Action, Drop, End, Grow, Send, Wait, Write
-from edge_client.turn.ahead import Ahead
+from edge_client.turn.ahead import Ahead, server_seconds
 from edge_client.turn.budget import Spending
 from edge_client.turn.controller import Controller, WhoDrafts
 from edge_client.turn.deadlines import Deadlines, Moment
@@ -130,13 +130,17 @@ class TurnMachine:
         self.ahead.agreed(welcome)
         self.deadlines.connected()
         self.transcript.limit(welcome.limits.max_new_tokens)
-        # Without these the verifier would write another text than was asked for.
-        if self.session.penalties is not None and "penalties" not in welcome.features:
-            self._give_up("penalties and biases are not known there")
-        if self.session.grammar is not None and "grammar" not in welcome.features:
-            self._give_up("answers that match a grammar are not known there")
+        self._check_features(welcome.features)
         if self._usable:
             self._bring_up(connection, now)
+
+    def _check_features(self, features: Sequence[str]) -> None:
+        """Give the verifier up for this turn if it lacks a feature that the answer needs: it would
+        write another text than was asked for."""
+        if self.session.penalties is not None and "penalties" not in features:
+            self._give_up("penalties and biases are not known there")
+        if self.session.grammar is not None and "grammar" not in features:
+            self._give_up("answers that match a grammar are not known there")
 
     def _goes_on_with(self, computes: str) -> bool:
         """Whether this verifier computes the same text as the one that began the turn. Otherwise
@@ -230,17 +234,27 @@ class TurnMachine:
             elif self.session.unsettled and moment.reached(self.deadlines.give_up_at()):
                 # No sign of an answer for long: the connection counts as dead.
                 return Drop()
-        if not self._outbox and self._may_ask and moment.reached(self._may_send_at(now)):
-            self._request(self.ahead.begin(), now)
-            self._say("online")
+        self._begin_stream(moment)
         action: Action | None = None
         if not self._outbox:
             action = End(self._reason()) if self.transcript.over else self._while_waiting(moment)
         if self._outbox:  # also what came to it while waiting
-            messages = tuple(self._outbox)
-            self._outbox = []
-            return Send(messages)
+            return Send(self._take_outbox())
         return action or Wait(moment.next)
+
+    def _begin_stream(self, moment: Moment) -> None:
+        """Ask for a stream of tokens, if none runs and one may be asked for now."""
+        if self._outbox or not self._may_ask:
+            return
+        if moment.reached(self._may_send_at(moment.now)):
+            self._request(self.ahead.begin(), moment.now)
+            self._say("online")
+
+    def _take_outbox(self) -> tuple[ClientMessage, ...]:
+        """Returns the messages that are to be sent, which then are no longer in the outbox."""
+        messages = tuple(self._outbox)
+        self._outbox = []
+        return messages
 
     def _may_send_at(self, now: float) -> float:
         """When the budget of bytes allows the next request or guesses."""
@@ -323,22 +337,25 @@ class TurnMachine:
     def _advanced(self, event: Advanced, now: float) -> None:
         """Take in an answer of the stream: learn from its times, and show its tokens. A stream that
         ended without tokens is asked for again, after a pause."""
-        waited = now - self.deadlines.asked_at
-        event = _credible(event, 1000 * max(0.0, waited))
-        unread = self.deadlines.unread  # tokens of the prompt that the verifier had to read first
-        self.ahead.answered(event, now, prompt=unread > 0)
-        if event.tokens and unread:
-            # Reading the prompt counts as time in the queue.
-            self.controller.prefill.add(event.queue_ms / 1000 / unread)
-            self.deadlines.unread = 0
+        event = _credible(event, waited_seconds=now - self.deadlines.asked_at)
+        had_to_read = self.deadlines.unread > 0
+        self.ahead.answered(event, now, prompt=had_to_read)
         if event.done:
             self.stats.usages.append(event.usage)
         if event.tokens:
+            if had_to_read:
+                self._learn_reading_speed(event)
             self.stats.forwards += 1
-            self._progressed(now, (event.queue_ms + event.forward_ms) / 1000)
+            self._progressed(now, server_seconds(event))
         elif event.done:
             self._try_again(now)  # a stream without tokens is not asked for again at once
         self._absorb(now)
+
+    def _learn_reading_speed(self, event: Advanced) -> None:
+        """Learn from the first answer how long the verifier reads a token of a prompt. It counts
+        that as time in the queue."""
+        self.controller.prefill.add(event.queue_ms / 1000 / self.deadlines.unread)
+        self.deadlines.unread = 0
 
     def _recovered(self, event: Recovered, now: float) -> None:
         """Go on with a session that was resumed on a new connection: show the tokens that were
@@ -485,7 +502,12 @@ class TurnMachine:
                 return Write(self.transcript.ids)
         elif self._waited_long_enough(moment):
             return End(self._reason())
-        self._use_the_wait(moment.now)
+        self._take_in_records(moment.now)
+        return self._guess(moment)
+
+    def _guess(self, moment: Moment) -> Grow | None:
+        """Help the stream that runs, if one does: put guesses that are ready into the outbox, or
+        return the step in which the drafter makes more of them."""
         stream_runs = self._usable and self.session_state.usable and self.session.busy
         if not stream_runs:
             return None
@@ -514,17 +536,21 @@ class TurnMachine:
             self._say(*self.reach.news())
         return over
 
-    def _use_the_wait(self, now: float) -> None:
-        """Store the activation records that have arrived, the target's hidden states that the
-        drafter reads, and acknowledge them. Where the link has become faster or slower, the
-        verifier is asked for records in more or fewer bits."""
+    def _take_in_records(self, now: float) -> None:
+        """Store the activation records that have arrived: the target's hidden states, which the
+        drafter reads. Then acknowledge them, so that the verifier sends more."""
         self._store_records()
         if self.reach.link != "up":
             return
         ack = self.records.flow.acknowledge()
         if ack is None:
-            return  # nothing new has come, so nothing new is known of the bandwidth
+            return  # no record has come since the last time
         self._outbox.append(ack)
+        self._choose_record_size(now)
+
+    def _choose_record_size(self, now: float) -> None:
+        """Ask for activation records in fewer bits where the link has turned out too slow for them,
+        and in more where it is fast enough again."""
         change = self.records.adjust(self.session, self.stats.speed(now))
         if change is not None:
             self._outbox.append(change)
@@ -561,7 +587,10 @@ class TurnMachine:
         return "link"
 
 
-def _credible(event: Advanced, waited_ms: float) -> Advanced:
-    """Cap the server's reported times at the observed latency: the next deadline depends on them."""
-    forward = min(event.forward_ms, waited_ms)
-    return replace(event, forward_ms=forward, queue_ms=min(event.queue_ms, waited_ms - forward))
+def _credible(event: Advanced, waited_seconds: float) -> Advanced:
+    """Cap the times that the server reports at the time that the device has waited: no server can
+    have worked longer on the answer, and the next deadline depends on them."""
+    waited_ms = 1000 * max(0.0, waited_seconds)
+    forward_ms = min(event.forward_ms, waited_ms)
+    queue_ms = min(event.queue_ms, waited_ms - forward_ms)
+    return replace(event, forward_ms=forward_ms, queue_ms=queue_ms)

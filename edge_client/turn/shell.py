@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge_client.events import Event, Notice, Progress, Reason
 from edge_client.link.mailbox import Mailbox
@@ -17,6 +17,16 @@ from moa.wire.messages import ClientMessage
 
 _TELL_SECONDS = 0.5
 """Between two remarks on how far the device has read."""
+
+
+class Seen(NamedTuple):
+    """The state of the link at one look at it."""
+
+    state: str
+    connections: int
+    """How many connections there have been."""
+    failures: int
+    """How many attempts to connect have failed in a row."""
 
 
 class TurnShell:
@@ -38,8 +48,8 @@ class TurnShell:
         self._news = news
         self._bytes_before = (link.sent_bytes, link.received_bytes) if link else (0, 0)
         """What had passed over the link before this turn."""
-        self._seen: tuple[str, int, int] | None = None
-        """The link's state, its connections and its failures, as the machine was told last."""
+        self._seen: Seen | None = None
+        """The link as the machine was told last; None before it was told."""
         self._told_at = perf_counter()
         """When the turn began, or the user last heard how far the drafter has read."""
         self.reason: Reason = "link"
@@ -56,32 +66,40 @@ class TurnShell:
         while True:
             self._update(box)
             action = machine.next_action(perf_counter())
-            # A message that is to be sent goes first: nobody waits for a reader of events.
-            if not isinstance(action, Send) and (events := self._drain()):
+            # A message goes first: the verifier need not wait for whoever reads the events.
+            events = [] if isinstance(action, Send) else self._drain()
+            if events:
                 shown_at = perf_counter()
                 for event in events:
                     yield event
                 machine.events_read(shown_at, perf_counter())
-                if not isinstance(action, End):
-                    continue  # the reader may have taken long
-            match action:
-                case Send(messages):
-                    await self._send(messages, box)
-                case Grow() | Write():  # a step of the drafter: for guesses, or for offline text
-                    if (progress := await self._draft(action)) is not None:
-                        yield progress
-                case Wait(until):
-                    await box.wait(None if until is None else max(0.0, until - perf_counter()))
-                case Drop():  # the connection is dead; the link opens another one
-                    assert self.link is not None
-                    self.link.drop()
-                case End(reason):
-                    self.reason = reason
-                    break
+            if isinstance(action, End):
+                self.reason = action.reason
+                break
+            if events:
+                continue  # the reader may have taken long: another action may be due by now
+            progress = await self._do(action, box)
+            if progress is not None:
+                yield progress
         await self._send(machine.last_messages(), box)
         machine.stats.finished = perf_counter()
         for event in self._drain():
             yield event
+
+    async def _do(self, action: Send | Grow | Write | Wait | Drop, box: Mailbox) -> Progress | None:
+        """Do what the machine has asked for. Returns how far the drafter has read the prompt, if
+        the user is to be told of it."""
+        match action:
+            case Send(messages):
+                await self._send(messages, box)
+            case Grow() | Write():
+                return await self._draft(action)
+            case Wait(until):
+                await box.wait(None if until is None else max(0.0, until - perf_counter()))
+            case Drop():  # the connection is dead: the link opens another one
+                assert self.link is not None
+                self.link.drop()
+        return None
 
     async def _draft(self, action: Grow | Write) -> Progress | None:
         """Have the drafter work for a few milliseconds, and give the machine the result if it is
@@ -137,24 +155,24 @@ class TurnShell:
             return
         for arrived, message in box.take():
             machine.receive(message, arrived)
-        seen = link.state, link.connections, link.dialling.failures
+        seen = Seen(link.state, link.connections, link.dialling.failures)
         if seen != self._seen:
+            # Another connection while it is up: it was lost and came back between two looks.
             before = self._seen
+            was_up = before is not None and before.state == "up"
+            is_another = before is not None and before.connections != seen.connections
             self._seen = seen
-            # Another number while it is up: it was lost and came back between two looks.
-            lost = (
-                before is not None
-                and before[0] == "up"
-                and (link.state != "up" or link.connections != before[1])
-            )
-            if lost or link.state != "up":
-                dialling = link.dialling
-                machine.link_down(
-                    dialling.down_since, dialling.last_error, refused=link.state == "refused"
-                )
-            if link.state == "up" and link.welcome is not None:
-                machine.link_up(link.welcome, link.connections, perf_counter())
+            if seen.state != "up" or (was_up and is_another):
+                self._tell_lost(link)
+            if seen.state == "up" and link.welcome is not None:
+                machine.link_up(link.welcome, seen.connections, perf_counter())
         machine.spending.passed = link.sent_bytes + link.received_bytes
+
+    def _tell_lost(self, link: VerifierLink) -> None:
+        """Tell the machine that the link is down, since when and why."""
+        dialling = link.dialling
+        refused = link.state == "refused"
+        self.machine.link_down(dialling.down_since, dialling.last_error, refused=refused)
 
     async def _send(self, messages: Sequence[ClientMessage], box: Mailbox) -> None:
         """Send these messages, if there is a link; their answers come to `box`."""

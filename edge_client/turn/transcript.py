@@ -110,14 +110,11 @@ class Transcript:
                     self._adopt()
                     return
                 self._retract()
-            position = self._absorbed
-            self._absorbed += 1
             if self.provisional:
-                self.provisional.pop(0)
-                self.statuses[position - self.rules.start] = "verified"
-                self._confirmed(position)
+                self._confirm_first()
             else:
-                self._emit(position, token, "verified")
+                self._emit(self._absorbed, token, "verified")
+            self._absorbed += 1
         if self.session.finish and self.provisional:
             # The target ended the turn here, and the device went on.
             if self.on_reconnect == "keep":
@@ -159,7 +156,14 @@ class Transcript:
         self.statuses.append(status)
         self._without_event.append((position, token, status))
 
-    def _confirmed(self, position: int) -> None:
+    def _confirm_first(self) -> None:
+        """Count the first provisional token as verified: the log has the same one there."""
+        position = self._absorbed
+        self.provisional.pop(0)
+        self.statuses[position - self.rules.start] = "verified"
+        self._tell_confirmed(position)
+
+    def _tell_confirmed(self, position: int) -> None:
         """Have the user told that the provisional token at `position` is verified. Tokens that
         follow one another become one event, if all or none of them have log-probabilities."""
         self._make_token_events()

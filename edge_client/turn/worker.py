@@ -98,22 +98,30 @@ class DrafterWorker:
                     # A step of earlier work, which must end before the caches are used again.
                     return None
                 self._count_ended_step()
-                self._action = action
-                self._steps = self._begin(action)
-                self._length = len(action.ids)
-                self._new = self._length - self._seen
+                self._begin(action)
             done, result = await self._run_steps()
             if done:
                 _check(action, result)
             return result
         except Exception as error:
             self.failed = True
-            self._steps = None
-            self._action = None
+            self._end_work()
             self._give_up_step()
             if isinstance(error, DeviceError):
                 raise
             raise DeviceError(f"the drafter failed: {type(error).__name__}: {error}") from error
+
+    def _begin(self, action: Grow | Write) -> None:
+        """Make this action the current work."""
+        self._action = action
+        self._steps = self._steps_of(action)
+        self._length = len(action.ids)
+        self._new = self._length - self._seen
+
+    def _end_work(self) -> None:
+        """Have no current work: what comes next begins anew."""
+        self._steps = None
+        self._action = None
 
     def _count_ended_step(self) -> None:
         """Drop the result of a step of earlier work that has ended in the thread. If it was that
@@ -150,8 +158,8 @@ class DrafterWorker:
         self.failed |= not step.done() or step.exception() is not None
         self._give_up_step()
 
-    def _begin(self, action: Grow | Write) -> Generator[None, None, Any]:
-        """The steps of this work; the last one returns its result."""
+    def _steps_of(self, action: Grow | Write) -> Generator[None, None, Any]:
+        """The drafter's steps for this action; the last one returns its result."""
         mask = self.matcher.after(action.ids) if self.matcher is not None else None
         match action:
             case Grow(ids, breadth, least):
@@ -176,21 +184,15 @@ class DrafterWorker:
         until = perf_counter() + BLOCKING
         while True:
             if self._pending is not None or self._step_seconds > BLOCKING:
-                if self._pending is None:
-                    self._since = perf_counter()
-                    self._in_thread = self.thread.submit(self._step)
-                    self._pending = asyncio.wrap_future(self._in_thread)
-                if not await self._landed():
+                ended_step = await self._step_in_thread()
+                if ended_step is None:
                     return False, None
-                ended_step = self._pending
-                self._pending = None
-                done, result = ended_step.result()
+                done, result = ended_step
             else:
                 done, result = self._step()
             if done:
                 self._seen = self._length
-                self._steps = None
-                self._action = None
+                self._end_work()
                 if perf_counter() > self._yield_at:
                     # Short results in a row must not keep signals and messages waiting.
                     await asyncio.sleep(0)
@@ -199,6 +201,19 @@ class DrafterWorker:
             if perf_counter() > until:
                 await asyncio.sleep(0)
                 return False, None
+
+    async def _step_in_thread(self) -> tuple[bool, Any] | None:
+        """Have the thread run a step, or go on waiting for the one that it runs. Returns what the
+        step returned, None if it has not ended yet."""
+        if self._pending is None:
+            self._since = perf_counter()
+            self._in_thread = self.thread.submit(self._step)
+            self._pending = asyncio.wrap_future(self._in_thread)
+        if not await self._landed():
+            return None
+        ended_step = self._pending
+        self._pending = None
+        return ended_step.result()
 
     @property
     def _step_seconds(self) -> float:
