@@ -14,7 +14,7 @@ import re
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -93,17 +93,22 @@ def _download(source: str, partial: Path, say: Notify) -> None:
     with writing(partial / MANIFEST):
         (partial / MANIFEST).write_bytes(content)
     manifest = read_manifest(partial)
-    needed = 0
-    for path, entry in manifest.files.items():
-        present = partial / path
-        needed += entry.size
-        if present.is_file():  # of an earlier try: it is gone on with, or replaced
-            needed -= min(entry.size, present.stat().st_size)
-    if shutil.disk_usage(partial).free < needed:
-        raise UsageError(f"no room in {partial.parent}: {needed / 1e6:.0f} MB more are needed")
+    _check_room(manifest.files, partial)
     for path, entry in manifest.files.items():
         _pull_file(opened, path, entry, partial / path, say)
     Bundle.open(partial).verify()
+
+
+def _check_room(files: Mapping[str, FileEntry], folder: Path) -> None:
+    """A `UsageError` if the disk has no room for what is still to be downloaded of these files."""
+    needed = 0
+    for path, entry in files.items():
+        present = folder / path
+        needed += entry.size
+        if present.is_file():  # of an earlier try: it is gone on with, or replaced
+            needed -= min(entry.size, present.stat().st_size)
+    if shutil.disk_usage(folder).free < needed:
+        raise UsageError(f"no room in {folder.parent}: {needed / 1e6:.0f} MB more are needed")
 
 
 def _name_of(source: str) -> str:
@@ -249,20 +254,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def open_url(url: str, start: int = 0, token: str = "") -> Iterator[tuple[IO[bytes], int]]:
     """Open `url` and yield its content, with the number of the byte at which that begins: `start`,
     or 0 if the server does not send parts, or has no byte `start`."""
-    headers = {"User-Agent": f"moa-edge/{__version__}", "Accept-Encoding": "identity"}
-    if start:
-        headers["Range"] = f"bytes={start}-"
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
     opener = urllib.request.build_opener(_Redirects)
     try:
-        with opener.open(
-            urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_SECONDS
-        ) as answer:
-            begins = 0
-            if answer.status == http.client.PARTIAL_CONTENT:
-                found = _CONTENT_RANGE.match(answer.headers.get("Content-Range", ""))
-                begins = int(found[1]) if found else -1  # -1 is refused below
+        with opener.open(_request(url, start, token), timeout=_TIMEOUT_SECONDS) as answer:
+            begins = _first_byte(answer)
             if begins not in (0, start):
                 raise BundleError(f"{url} answers with another part than was asked for")
             yield answer, begins
@@ -273,16 +268,38 @@ def open_url(url: str, start: int = 0, token: str = "") -> Iterator[tuple[IO[byt
             with open_url(url, 0, token) as whole:
                 yield whole
             return
-        says = f"{url} answers {error.code} {safe_line(error.reason)}"
-        if error.code in _TRY_LATER or error.code >= http.client.INTERNAL_SERVER_ERROR:
-            raise LinkError(says, hint=_CONTINUE) from None
-        if error.code in _NEEDS_TOKEN:
-            hint = "HF_TOKEN holds the token of a private one"
-        else:
-            hint = "is this a bundle's address?"
-        raise BundleError(says, hint=hint) from None
+        raise _refusal(url, error) from None
     except MoaError:
         raise
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise LinkError(f"cannot read {url}: {safe_line(str(reason))}", hint=_CONTINUE) from None
+
+
+def _request(url: str, start: int, token: str) -> urllib.request.Request:
+    """Returns the request for what `url` has from byte `start` on."""
+    headers = {"User-Agent": f"moa-edge/{__version__}", "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    return urllib.request.Request(url, headers=headers)
+
+
+def _first_byte(answer: Any) -> int:
+    """Returns the number of the byte at which an answer's content begins; -1 if it is a part of a
+    file and does not say which."""
+    if answer.status != http.client.PARTIAL_CONTENT:
+        return 0
+    found = _CONTENT_RANGE.match(answer.headers.get("Content-Range", ""))
+    return int(found[1]) if found else -1
+
+
+def _refusal(url: str, error: urllib.error.HTTPError) -> MoaError:
+    """Returns the error for a server that answers with an HTTP status instead of the file."""
+    says = f"{url} answers {error.code} {safe_line(error.reason)}"
+    if error.code in _TRY_LATER or error.code >= http.client.INTERNAL_SERVER_ERROR:
+        return LinkError(says, hint=_CONTINUE)
+    if error.code in _NEEDS_TOKEN:
+        return BundleError(says, hint="HF_TOKEN holds the token of a private one")
+    return BundleError(says, hint="is this a bundle's address?")

@@ -82,6 +82,14 @@ def _table(results: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
+def _link_to(address: str, profile: str) -> LinkProxy:
+    """Returns the emulated link of this name to a verifier."""
+    parts = urlsplit(address)
+    if parts.scheme != "ws" or parts.hostname is None:
+        raise UsageError("--link works with ws:// addresses only")
+    return LinkProxy(parts.hostname, parts.port or 80, PROFILES[profile])
+
+
 async def _measure(
     settings: ClientSettings, ways: list[str], profile: str | None
 ) -> dict[str, dict[str, Any]]:
@@ -91,17 +99,14 @@ async def _measure(
     results: dict[str, dict[str, Any]] = {}
     reference: list[list[int]] | None = None
     async with contextlib.AsyncExitStack() as stack:
-        if settings.verifier == "local" and not settings.upstream:
+        address = settings.verifier
+        if address == "local" and not settings.upstream:
             address = await stack.enter_async_context(local_verifier())
-            settings = dataclasses.replace(settings, verifier=address)
         if profile is not None:
-            parts = urlsplit(settings.verifier)
-            if parts.scheme != "ws" or parts.hostname is None:
-                raise UsageError("--link works with ws:// addresses only")
-            link = await stack.enter_async_context(
-                LinkProxy(parts.hostname, parts.port or 80, PROFILES[profile])
-            )
-            settings = dataclasses.replace(settings, verifier=link.url)
+            link = await stack.enter_async_context(_link_to(address, profile))
+            address = link.url
+        if address != settings.verifier:
+            settings = dataclasses.replace(settings, verifier=address)
         await ask_all(settings, device, _PROMPTS[:1])  # warm both ends up
         for way in ways:
             answers = await ask_all(settings, device, _PROMPTS, draft=way)

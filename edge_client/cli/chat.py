@@ -13,7 +13,15 @@ from rich.status import Status
 from rich.text import Text
 
 from edge_client.cli import options
-from edge_client.cli.dialogue import Ask, Continue, Dialogue, Edit, Quit
+from edge_client.cli.dialogue import (
+    Ask,
+    Continue,
+    Dialogue,
+    DialogueMessage,
+    Edit,
+    NextStep,
+    Quit,
+)
 from edge_client.cli.offline_check import OfflineCheck
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
@@ -161,42 +169,49 @@ class ChatLoop:
                 await self._stop_check()
 
     async def _run(self) -> None:
-        """Read a line, do what it asks, and show the outcome, again and again. Ctrl-C while a line
-        is typed discards it; twice on an empty line, it ends the chat."""
-        leaving = False
+        """Read a line and do what it asks, again and again."""
         while True:
-            try:
-                async with self._checking_meanwhile():
-                    line = await self._ctrl_c.stoppable(self._reader.read())
-            except Interrupted:
-                if self._reader.begun():  # it discards the line, as in a shell
-                    leaving = False
-                elif leaving:
-                    return  # the second Ctrl-C in a row
-                else:
-                    leaving = True
-                    self._console.print("Ctrl-C once more, or Ctrl-D, to leave", style="dim")
-                continue
-            leaving = False
+            line = await self._next_line()
             if line is None:
                 return
             try:
                 step = self._dialogue.take(line)
                 if isinstance(step, Quit):
                     return
-                if self._check is not None and not self._dialogue.holds(self._check.message):
-                    await self._check.leave()  # nobody sees that answer any more
-                match step:
-                    case Ask() | Continue():
-                        await self._ask(step)
-                    case Edit(text):
-                        self._reader.prefill(text)
-                    case str():
-                        self._console.print(safe_text(step), style="dim")
+                await self._do(step)
             except UsageError as error:
                 # The conversation continues: only this answer failed.
                 self.mistakes += 1
                 self._console.print(f"edge-client: {error.line()}", style="red")
+
+    async def _next_line(self) -> str | None:
+        """Returns the next line that the user types; None at the end of the input. Ctrl-C discards
+        what is typed. Twice in a row on an empty line, it is the end, too."""
+        pressed_before = False  # Ctrl-C, and nothing was typed since
+        while True:
+            try:
+                async with self._checking_meanwhile():
+                    return await self._ctrl_c.stoppable(self._reader.read())
+            except Interrupted:
+                if self._reader.begun():
+                    pressed_before = False
+                    continue
+            if pressed_before:
+                return None
+            pressed_before = True
+            self._console.print("Ctrl-C once more, or Ctrl-D, to leave", style="dim")
+
+    async def _do(self, step: NextStep | None) -> None:
+        """Do what a line has asked for; None was an empty line."""
+        if self._check is not None and not self._dialogue.holds(self._check.message):
+            await self._check.leave()  # nobody sees that answer any more
+        match step:
+            case Ask() | Continue():
+                await self._ask(step)
+            case Edit(text):
+                self._reader.prefill(text)
+            case str():
+                self._console.print(safe_text(step), style="dim")
 
     async def _ask(self, step: Ask | Continue) -> None:
         """Answer the question, or go on with the last answer. First the check of what the device
@@ -235,35 +250,11 @@ class ChatLoop:
         the dialogue. `prediction` are tokens that the answer probably begins with."""
         dialogue = self._dialogue
         told = AnswerSoFar()
-        client = self._client
         begun = dialogue.messages[-1] if isinstance(step, Continue) else None
         shown = "" if begun is None else begun["content"]
-
-        async def show_events() -> None:
-            events = self._conversation.generate(
-                dialogue.to_send(),
-                grammar=self._schema,
-                prediction=prediction,
-                **dialogue.changes,
-            )
-            with make_view(
-                console=self._console,
-                context=self._known_context,
-                more="/continue goes on",
-                markdown_after=shown,
-                who_verifies=client.settings.who_verifies,
-            ) as view:
-                async with contextlib.aclosing(events):
-                    async for event in events:
-                        self._check = None  # from here on the conversation's turn is this one
-                        view.take(event)
-                        told.take(event)
-                        if isinstance(event, Link) and event.state == "refused":
-                            self.refused = event.detail
-
         stopped = False
         try:
-            await self._ctrl_c.stoppable(show_events())
+            await self._ctrl_c.stoppable(self._show_answer(told, prediction, shown))
         except Interrupted:
             stopped = True
             self._console.print("stopped", style="dim")
@@ -273,18 +264,48 @@ class ChatLoop:
         text = told.done.text if told.done is not None else told.text_of()
         message = dialogue.answered(text) if begun is None else dialogue.extended(begun, text)
         if self._conversation.unverified:
-            self._check = OfflineCheck(
-                client,
-                self._conversation,
-                dialogue,
-                message,
-                told,
-                say=self._say,
-                changed=self._tell_status,
-                markdown=draws_markdown(self._console),
-            )
-            if stopped or client.link is None:
+            self._check = self._check_of(message, told)
+            if stopped or self._client.link is None:
                 self._check.phase = "over"  # the user did not want more of it; or nobody checks
+
+    async def _show_answer(self, told: AnswerSoFar, prediction: Sequence[int], shown: str) -> None:
+        """Ask for an answer to the dialogue, show it as it comes, and collect it in `told`. `shown`
+        is the text that it goes on from."""
+        dialogue = self._dialogue
+        events = self._conversation.generate(
+            dialogue.to_send(),
+            grammar=self._schema,
+            prediction=prediction,
+            **dialogue.changes,
+        )
+        with make_view(
+            console=self._console,
+            context=self._known_context,
+            more="/continue goes on",
+            markdown_after=shown,
+            who_verifies=self._client.settings.who_verifies,
+        ) as view:
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    self._check = None  # from here on the conversation's turn is this one
+                    view.take(event)
+                    told.take(event)
+                    if isinstance(event, Link) and event.state == "refused":
+                        self.refused = event.detail
+
+    def _check_of(self, message: DialogueMessage, told: AnswerSoFar) -> OfflineCheck:
+        """Returns the check of an answer that the device wrote in part alone; `message` has it in
+        the dialogue."""
+        return OfflineCheck(
+            self._client,
+            self._conversation,
+            self._dialogue,
+            message,
+            told,
+            say=self._say,
+            changed=self._tell_status,
+            markdown=draws_markdown(self._console),
+        )
 
     @property
     def _known_context(self) -> int:

@@ -78,7 +78,6 @@ async def _story(settings: ClientSettings, serve: list[str], profile: str, conso
         console.print("Starting a verifier on this machine ...", style="dim")
         address = await stack.enter_async_context(local_verifier(*serve))
         parts = urlsplit(address)
-        condition = PROFILES[profile].at(0)
         link = await stack.enter_async_context(
             LinkProxy(parts.hostname or "", parts.port or 0, PROFILES[profile])
         )
@@ -87,19 +86,12 @@ async def _story(settings: ClientSettings, serve: list[str], profile: str, conso
         encoder = EdgeClient(settings, device=device)
         questions = (*_PROMPTS, _CUT_PROMPT)
         prompts = [encoder.encode(text) for text in questions]
+        rtt = PROFILES[profile].at(0).rtt_ms
         console.print(
-            f"An emulated {profile} link lies before it: {condition.rtt_ms:.0f} ms RTT.\n",
-            style="dim",
+            f"An emulated {profile} link lies before it: {rtt:.0f} ms RTT.\n", style="dim"
         )
-
-        drafted: list[TimedAnswer] = []
         async with EdgeClient(dataclasses.replace(far, draft="device"), device=device) as client:
-            await client.wait_online()
-            for text, ids in zip(_PROMPTS, prompts, strict=False):
-                drafted.append(await _show(console, client, text, ids))
-            console.print(Rule("the link will be cut", style="red"))
-            drafted.append(await _show(console, client, _CUT_PROMPT, prompts[-1], _cutter(link)))
-
+            drafted = await _show_all(console, client, prompts, link)
         console.print("\nThe same answers in other ways, to compare ...", style="dim")
         alone = await ask_all(near, device, questions, draft="none", sync="off")
         ways = {
@@ -113,6 +105,20 @@ async def _story(settings: ClientSettings, serve: list[str], profile: str, conso
     verdict = "[green]yes[/green]" if same else "[red]no[/red]"
     console.print(f"identical to target-only: {verdict}")
     return int(not same)
+
+
+async def _show_all(
+    console: Console, client: EdgeClient, prompts: list[list[int]], link: LinkProxy
+) -> list[TimedAnswer]:
+    """Ask all prompts, the last of them with the link cut in the middle; print the answers as they
+    come, and return them."""
+    await client.wait_online()
+    answers = []
+    for text, ids in zip(_PROMPTS, prompts, strict=False):
+        answers.append(await _show(console, client, text, ids))
+    console.print(Rule("the link will be cut", style="red"))
+    answers.append(await _show(console, client, _CUT_PROMPT, prompts[-1], _cutter(link)))
+    return answers
 
 
 async def _show(

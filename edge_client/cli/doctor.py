@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,6 +22,7 @@ from rich.text import Text
 from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.device import Device, embedded_bundle
+from edge_client.link.websocket import VerifierLink
 from edge_client.screen.views import make_console
 from edge_client.settings import ClientSettings
 from moa.api.access import is_loopback
@@ -34,6 +35,7 @@ from moa.process.memory import resident_bytes
 from moa.safe_text import safe_line
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
+from moa.wire.messages import Welcome
 
 Outcome = Literal["ok", "warning", "failed"]
 _STYLES: dict[Outcome, str] = {"ok": "green", "warning": "yellow", "failed": "red"}
@@ -129,6 +131,20 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
     except MoaError as error:
         yield Check("drafter", "failed", str(error), error.hint)
         return
+    yield _drafter(bundle, device, started)
+    yield _golden(bundle, device, device.new_drafter().graph)
+    yield _speed(bundle, device, settings)
+    if not settings.verifier:
+        advice = "pass --verifier ADDRESS, or --verifier local"
+        yield Check("verifier", "warning", "none given: text will be provisional", advice)
+        return
+    async for check in _verifier(settings, device):
+        yield check
+
+
+def _drafter(bundle: Bundle, device: Device, started: float) -> Check:
+    """Try the drafter out, which has just been loaded, and check how soon after `started` its first
+    drafts are there."""
     loaded = time.perf_counter() - started
     try_out(device.new_drafter())
     first = time.perf_counter() - started
@@ -138,15 +154,7 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
     advice = "a faster disk: there is no smaller variant"
     if _has_smaller(bundle, device.variant):
         advice = "a smaller variant or a faster disk"
-    yield Check("drafter", state, finding, advice)
-    yield _golden(bundle, device, device.new_drafter().graph)
-    yield _speed(bundle, device, settings)
-    if settings.verifier:
-        async for check in _verifier(settings, device):
-            yield check
-    else:
-        advice = "pass --verifier ADDRESS, or --verifier local"
-        yield Check("verifier", "warning", "none given: text will be provisional", advice)
+    return Check("drafter", state, finding, advice)
 
 
 def try_out(drafter: OnnxDrafter) -> None:
@@ -200,15 +208,7 @@ def _speed(bundle: Bundle, device: Device, settings: ClientSettings) -> Check:
     in_use = device.threads
     for threads in sorted({1, in_use}):
         drafter = Device.load(bundle.folder, variant=device.variant, threads=threads).new_drafter()
-        ids = list(range(8, 24))  # any text will do: ids that every vocabulary has
-        shape = TreeShape.chain(4)
-        sampling = SamplingSettings()
-        samples = []
-        for extra in range(8):
-            began = time.perf_counter()
-            steps = sum(1 for _ in drafter.draft([*ids, 8 + extra], shape, sampling)) + 1
-            samples.append((time.perf_counter() - began) / steps)
-        times[threads] = sorted(samples)[len(samples) // 2]
+        times[threads] = _step_seconds(drafter)
     text = ", ".join(
         f"{1000 * seconds:.2f} ms with {threads} thread{'s' * (threads > 1)}"
         for threads, seconds in times.items()
@@ -217,6 +217,19 @@ def _speed(bundle: Bundle, device: Device, settings: ClientSettings) -> Check:
     if best != in_use and times[best] < 0.9 * times[in_use]:
         return Check("speed", "warning", f"a step takes {text}", f"pass --threads {best}")
     return Check("speed", "ok", f"a step takes {text}")
+
+
+def _step_seconds(drafter: OnnxDrafter) -> float:
+    """Returns the median time of a step, over some drafts for texts of 17 tokens."""
+    ids = list(range(8, 24))  # any text will do: ids that every vocabulary has
+    shape = TreeShape.chain(4)
+    sampling = SamplingSettings()
+    samples = []
+    for extra in range(8):
+        began = time.perf_counter()
+        steps = sum(1 for _ in drafter.draft([*ids, 8 + extra], shape, sampling)) + 1
+        samples.append((time.perf_counter() - began) / steps)
+    return sorted(samples)[len(samples) // 2]
 
 
 _UPSTREAM_AWAY = "upstream_away:"
@@ -237,39 +250,56 @@ async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[C
             return
         assert client.link is not None
         assert client.link.welcome is not None
-        link = client.link
-        welcome = client.link.welcome
-        for notice in welcome.notices:
-            if notice.startswith(_UPSTREAM_AWAY):
-                reason = notice.removeprefix(_UPSTREAM_AWAY).strip()
-                yield Check("upstream", "failed", reason, "check its address, model and key")
-                return
-        if settings.upstream:
-            # What answered is a part of this program: its round trip and tokenizer say nothing.
-            yield Check("upstream", "ok", f"{link.endpoint.name} answers")
+        for check in _answers(client.link, client.link.welcome, device):
+            yield check
+
+
+def _answers(link: VerifierLink, welcome: Welcome, device: Device) -> Iterator[Check]:
+    """Yield the findings about a verifier, or an upstream in its place, that has answered."""
+    for notice in welcome.notices:
+        if notice.startswith(_UPSTREAM_AWAY):
+            reason = notice.removeprefix(_UPSTREAM_AWAY).strip()
+            yield Check("upstream", "failed", reason, "check its address, model and key")
             return
-        away = f"{welcome.server}, {1000 * link.rtt.smoothed:.1f} ms away, offers {', '.join(welcome.features)}"
-        yield Check("verifier", "ok", away)
-        if welcome.tokenizer and welcome.tokenizer != device.bundle.manifest.tokenizer.hash:
-            problem = "the verifier's target has another tokenizer"
-            yield Check("tokenizer", "failed", problem, "use the bundle of this target")
-        else:
-            yield Check("tokenizer", "ok", "the same on both ends")
-        if device.new_drafter().records is not None:
-            if welcome.records is None:
-                reason = f"none will come: {'; '.join(welcome.notices) or 'no reason was given'}"
-                advice = "drafts will be accepted less often; check --drafter there"
-                yield Check("records", "warning", reason, advice)
-            else:
-                made = f"the verifier makes them for this drafter ({', '.join(welcome.records.dtypes)})"
-                yield Check("records", "ok", made)
-        parts = urlsplit(link.endpoint.url)
-        if parts.scheme == "wss":
-            yield Check("TLS", "ok", f"{ssl.OPENSSL_VERSION}, certificate checked")
-        elif not is_loopback(parts.hostname or ""):
-            yield Check(
-                "TLS",
-                "warning",
-                "not encrypted: token and text can be read on the way",
-                "use wss://",
-            )
+    if link.endpoint.upstream:
+        # What answered is a part of this program: its round trip and tokenizer say nothing.
+        yield Check("upstream", "ok", f"{link.endpoint.name} answers")
+        return
+    away = f"{welcome.server}, {1000 * link.rtt.smoothed:.1f} ms away, offers {', '.join(welcome.features)}"
+    yield Check("verifier", "ok", away)
+    yield _tokenizer(welcome, device)
+    if device.new_drafter().records is not None:
+        yield _records(welcome)
+    tls = _tls(link.endpoint.url)
+    if tls is not None:
+        yield tls
+
+
+def _tokenizer(welcome: Welcome, device: Device) -> Check:
+    """Check that the verifier's target has the tokenizer of the bundle, as far as it says which."""
+    if welcome.tokenizer and welcome.tokenizer != device.bundle.manifest.tokenizer.hash:
+        problem = "the verifier's target has another tokenizer"
+        return Check("tokenizer", "failed", problem, "use the bundle of this target")
+    return Check("tokenizer", "ok", "the same on both ends")
+
+
+def _records(welcome: Welcome) -> Check:
+    """Check that the verifier makes activation records for this drafter."""
+    if welcome.records is None:
+        reason = f"none will come: {'; '.join(welcome.notices) or 'no reason was given'}"
+        advice = "drafts will be accepted less often; check --drafter there"
+        return Check("records", "warning", reason, advice)
+    made = f"the verifier makes them for this drafter ({', '.join(welcome.records.dtypes)})"
+    return Check("records", "ok", made)
+
+
+def _tls(url: str) -> Check | None:
+    """Check that nobody on the way to this address can read what is sent; None for an address on
+    this machine, where nobody is on the way."""
+    parts = urlsplit(url)
+    if parts.scheme == "wss":
+        return Check("TLS", "ok", f"{ssl.OPENSSL_VERSION}, certificate checked")
+    if is_loopback(parts.hostname or ""):
+        return None
+    problem = "not encrypted: token and text can be read on the way"
+    return Check("TLS", "warning", problem, "use wss://")

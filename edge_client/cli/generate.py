@@ -87,16 +87,25 @@ def run(arguments: argparse.Namespace) -> int:
         options.tell_seed(settings, seed)
     if answer.stopped:
         return 128 + signal.SIGTERM
-    if answer.refused and not answer.verified:
+    if not answer.verified:
+        _tell_unverified(answer, settings, is_error=arguments.require_verified, remarks=remarks)
+    return 0
+
+
+def _tell_unverified(
+    answer: JsonAnswer, settings: ClientSettings, *, is_error: bool, remarks: bool
+) -> None:
+    """Tell that the target has not verified all of the answer: as an error if the verifier refused
+    it or `is_error` says so, else as a remark where `remarks` are wanted."""
+    if answer.refused:
         raise refused(answer.refused, settings.who_verifies)
-    if arguments.require_verified and not answer.verified:
+    if is_error:
         raise MoaError(not_verified(answer, settings), hint="--require-verified")
     if settings.offline and sys.stdout.isatty():
-        remarks = False  # the line of figures says it
-    if remarks and answer.texts and not answer.verified:
+        return  # the line of figures says it
+    if remarks and answer.texts:
         can_be = "; --require-verified makes this an error" if settings.verifier else ""
         options.say(not_verified(answer, settings) + can_be)
-    return 0
 
 
 def not_verified(answer: JsonAnswer, settings: ClientSettings) -> str:
@@ -142,11 +151,7 @@ async def _answer(
     """Answer the prompt, show the answer as it comes, and return it. SIGTERM ends it where it is.
     `asked` are the arguments of `EdgeClient.generate`."""
     answer = JsonAnswer()
-    task = asyncio.current_task()
-    if task is not None:
-        # Not every system can: there a SIGTERM ends the program.
-        with contextlib.suppress(NotImplementedError):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, answer.stop, task)
+    _stop_at_sigterm(answer)
     try:
         async with options.opened(settings) as client:
             options.check_schema(asked["grammar"], schema_file, client.device)
@@ -163,6 +168,15 @@ async def _answer(
             if isinstance(view, JsonLines | PipeView):  # a terminal shows the text already
                 view.take(done)
     return answer
+
+
+def _stop_at_sigterm(answer: JsonAnswer) -> None:
+    """Let a SIGTERM cancel the present task, and note in the answer that it was that. Not every
+    system can: there it ends the program."""
+    task = asyncio.current_task()
+    assert task is not None  # this is called in a coroutine
+    with contextlib.suppress(NotImplementedError):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, answer.stop, task)
 
 
 class News:

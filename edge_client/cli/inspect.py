@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
 import msgspec
 from rich.table import Table
@@ -12,6 +13,7 @@ from edge_client.device import embedded_bundle
 from edge_client.screen.views import make_console
 from moa.bundle import Bundle
 from moa.graph.load import dynamic_variants
+from moa.manifest import Calibration
 from moa.safe_text import safe_line
 
 
@@ -32,23 +34,33 @@ def run(arguments: argparse.Namespace) -> int:
         print(msgspec.json.format(msgspec.json.encode(manifest), indent=2).decode())
         return 0
     console = make_console()
-
-    def say(line: str) -> None:
+    for line in _facts(bundle):
         console.print(safe_line(line))
+    console.print(_variants(bundle))
+    if manifest.calibration is not None:
+        for line in _agreement_alone(manifest.calibration):
+            console.print(safe_line(line))
+    return 0
 
-    facts = manifest.target.facts
-    say(f"bundle    {bundle.folder}")
-    say(
-        f"target    {manifest.target.source}: {facts.family}, {facts.layers} layers, hidden {facts.hidden_size}"
-    )
-    say(
-        f"drafter   {manifest.drafter.kind} from {manifest.drafter.source}, weights {manifest.drafter.weights_id[:12]}"
-    )
-    say(
-        f"tokenizer {manifest.tokenizer.hash[:12]}, {manifest.vocabulary.draft} of {manifest.vocabulary.target} tokens"
-    )
+
+def _facts(bundle: Bundle) -> Iterator[str]:
+    """Yield what the bundle was made from, a line each."""
+    manifest = bundle.manifest
+    target = manifest.target
+    facts = target.facts
+    drafter = manifest.drafter
+    vocabulary = manifest.vocabulary
+    yield f"bundle    {bundle.folder}"
+    yield f"target    {target.source}: {facts.family}, {facts.layers} layers, hidden {facts.hidden_size}"
+    yield f"drafter   {drafter.kind} from {drafter.source}, weights {drafter.weights_id[:12]}"
+    yield f"tokenizer {manifest.tokenizer.hash[:12]}, {vocabulary.draft} of {vocabulary.target} tokens"
     if manifest.records is not None:
-        say(f"records   {manifest.records.numbers} numbers a token")
+        yield f"records   {manifest.records.numbers} numbers a token"
+
+
+def _variants(bundle: Bundle) -> Table:
+    """Returns a table of the forms in which the bundle has its drafter."""
+    manifest = bundle.manifest
     table = Table("variant", "precision", "MB", "runtime", "runs here", "agreement")
     here = dynamic_variants(bundle)
     for name, variant in sorted(manifest.variants.items()):
@@ -58,16 +70,15 @@ def run(arguments: argparse.Namespace) -> int:
         size = f"{variant.size / 1e6:.1f}"
         cells = (name + default, variant.precision, size, variant.runtime, runs, agreement)
         table.add_row(*map(safe_line, cells))
-    console.print(table)
-    if manifest.calibration is not None:
-        for name, curve in (
-            ("after cut", manifest.calibration.offline),
-            ("cold", manifest.calibration.cold),
-        ):
-            if curve is not None:
-                pairs = zip(curve.lengths, curve.agreement, strict=True)
-                say(
-                    f"{name:9} "
-                    + ", ".join(f"{share:.2f} up to {length}" for length, share in pairs)
-                )
-    return 0
+    return table
+
+
+def _agreement_alone(calibration: Calibration) -> Iterator[str]:
+    """Yield how often the drafter agrees with the target where it writes alone, by the length of
+    that text: after the link was cut, and from the start."""
+    curves = {"after cut": calibration.offline, "cold": calibration.cold}
+    for name, curve in curves.items():
+        if curve is not None:
+            pairs = zip(curve.lengths, curve.agreement, strict=True)
+            shares = ", ".join(f"{share:.2f} up to {length}" for length, share in pairs)
+            yield f"{name:9} {shares}"

@@ -192,26 +192,29 @@ class OfflineCheck:
 
     def _take(self, event: Event) -> None:
         """Take in an event of the check, and print the lines of the answer that it has changed."""
-        told = self._told
         if self.phase in ("waits", "checks"):
             # A verifier may be there and yet refuse for now, as one whose upstream is away.
             is_away = isinstance(event, Link) and event.state != "online"
             self.phase = "waits" if is_away else "checks"
-        # A verifier that reads says so again and again, though it has not come further.
-        if not isinstance(event, Progress) or event != self._reading:
-            self._heard_at = self._clock()
         if isinstance(event, Token):
-            self._goes_on("and goes on with the last answer", len(told.text_of()))
-        told.take(event)
-        if not isinstance(event, Done):
-            self._reading = event if isinstance(event, Progress) else None
-        if self._reading is not None and self._reading.done >= self._reading.total:
-            self._reading = None
+            self._goes_on("and goes on with the last answer", len(self._told.text_of()))
+        self._told.take(event)
+        self._note_reading(event)
         if isinstance(event, Retract):
             self._goes_on("and corrects the last answer", event.characters)
             self._keep()
         self._print_lines()
         self._changed()
+
+    def _note_reading(self, event: Event) -> None:
+        """Note that the verifier was heard, and how far it has read if this event says so."""
+        # A verifier that reads says so again and again, though it has not come further.
+        if not isinstance(event, Progress) or event != self._reading:
+            self._heard_at = self._clock()
+        if not isinstance(event, Done):
+            self._reading = event if isinstance(event, Progress) else None
+        if self._reading is not None and self._reading.done >= self._reading.total:
+            self._reading = None
 
     def _goes_on(self, what: str, characters: int) -> None:
         """Note that from so many characters on the answer is another one than the screen shows. The

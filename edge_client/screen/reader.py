@@ -59,50 +59,24 @@ class EditingReader:
         """Make a reader that edits with prompt_toolkit and completes words; `how` are settings of
         its session."""
         from prompt_toolkit import PromptSession
-        from prompt_toolkit.completion import Completer, Completion
-        from prompt_toolkit.history import FileHistory, InMemoryHistory
-        from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-        class Words(Completer):
-            def get_completions(
-                self, document: Document, complete_event: CompleteEvent
-            ) -> Iterable[Completion]:
-                text = document.text_before_cursor
-                last = text.rpartition(" ")[2]
-                return (Completion(word, start_position=-len(last)) for word in completions(text))
-
-        keys = KeyBindings()
-
-        @keys.add("escape", "enter")
-        def _(event: KeyPressEvent) -> None:
-            event.current_buffer.insert_text("\n")
-
-        class Kept(FileHistory):
-            def store_string(self, string: str) -> None:
-                with contextlib.suppress(OSError):  # a full disk: it is remembered till the end
-                    super().store_string(string)
-
-        try:
-            kept = Kept(str(history_file())) if history else InMemoryHistory()
-        except (OSError, NoHomeError):  # no home folder, or one that cannot be written to
-            kept = InMemoryHistory()
-        self._begun = False
-        """Whether the line that Ctrl-C has ended had text."""
         self._session: Any = PromptSession(
             "> ",
-            history=kept,
-            completer=Words(),
+            history=_history(in_file=history),
+            completer=_completer(completions),
             complete_while_typing=False,
-            key_bindings=keys,
+            key_bindings=_keys(),
             **how,
         )
         self._prefilled = ""
         """The text that the next line begins with."""
+        self._had_text = False
+        """Whether the last line had text when Ctrl-C discarded it."""
 
     async def read(self) -> str | None:
         """Returns the next message that the user has typed; None at the end of the input. Ctrl-C is
         a key here: it discards the line and raises `Interrupted`."""
-        self._begun = False
+        self._had_text = False
         try:
             prefilled = self._prefilled
             self._prefilled = ""
@@ -110,7 +84,7 @@ class EditingReader:
         except EOFError:
             return None
         except KeyboardInterrupt:
-            self._begun = bool(self._session.default_buffer.text)
+            self._had_text = bool(self._session.default_buffer.text)
             raise Interrupted from None
 
     def prefill(self, text: str) -> None:
@@ -124,13 +98,60 @@ class EditingReader:
 
     def begun(self) -> bool:
         """Whether the line that Ctrl-C has ended had text."""
-        return self._begun
+        return self._had_text
 
     def above(self) -> contextlib.AbstractContextManager[Any]:
         """A context in which output goes above the prompt and what was typed, which are redrawn."""
         from prompt_toolkit.patch_stdout import patch_stdout
 
         return patch_stdout(raw=True)
+
+
+def _completer(completions: Completions) -> Any:
+    """Returns prompt_toolkit's completer of words: what is completed is the last word before the
+    cursor."""
+    from prompt_toolkit.completion import Completer, Completion
+
+    class Words(Completer):
+        def get_completions(
+            self, document: Document, complete_event: CompleteEvent
+        ) -> Iterable[Completion]:
+            text = document.text_before_cursor
+            last = text.rpartition(" ")[2]
+            return (Completion(word, start_position=-len(last)) for word in completions(text))
+
+    return Words()
+
+
+def _keys() -> Any:
+    """Returns the keys beside those of prompt_toolkit: Alt-Enter, which arrives as Escape and
+    Enter, begins a new line."""
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+def _history(*, in_file: bool) -> Any:
+    """Returns what remembers the messages: in the user's file, or only until the program ends, as
+    also where no file can be written."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    class Kept(FileHistory):
+        def store_string(self, string: str) -> None:
+            with contextlib.suppress(OSError):  # a full disk: it is remembered till the end
+                super().store_string(string)
+
+    if in_file:
+        # Without a home folder, or with one that cannot be written to, there is no file.
+        with contextlib.suppress(OSError, NoHomeError):
+            return Kept(str(history_file()))
+    return InMemoryHistory()
 
 
 class PlainReader:

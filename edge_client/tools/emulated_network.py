@@ -13,7 +13,7 @@ import contextlib
 import math
 import random
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Direction = Literal["up", "down"]
 _PACKET_BYTES = 1448
@@ -72,6 +72,43 @@ PROFILES = {
 }
 """This project's own choices, made from published measurements of such links; not figures of the
 paper."""
+
+
+class _Chunk(NamedTuple):
+    """Bytes that are under way in one direction of a connection."""
+
+    due: float
+    """When they arrive, by the loop's clock."""
+    data: bytes
+    """Empty where the sender has ended."""
+
+
+class _UnderWay:
+    """The chunks that are under way in one direction of a connection, in order."""
+
+    def __init__(self) -> None:
+        self._chunks: asyncio.Queue[_Chunk] = asyncio.Queue()
+        self._bytes = 0
+        """Bytes that have not arrived."""
+        self._room = asyncio.Event()
+        """Set whenever bytes have arrived."""
+
+    async def add(self, chunk: _Chunk) -> None:
+        """Add a chunk, and wait while more bytes are under way than the link takes."""
+        self._chunks.put_nowait(chunk)
+        self._bytes += len(chunk.data)
+        while self._bytes > _QUEUE_BYTES:
+            self._room.clear()
+            await self._room.wait()
+
+    async def next(self) -> _Chunk:
+        """Returns the next chunk as soon as there is one; its bytes are still under way."""
+        return await self._chunks.get()
+
+    def arrived(self, chunk: _Chunk) -> None:
+        """Note that this chunk has arrived: others may be added in its place."""
+        self._bytes -= len(chunk.data)
+        self._room.set()
 
 
 class LinkProxy:
@@ -195,45 +232,33 @@ class LinkProxy:
     ) -> None:
         """Carry one direction of a connection until its sender ends: read chunks, delay each as the
         emulated link would, and deliver them in order."""
-        loop = asyncio.get_running_loop()
-        in_flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-        """Chunks with the time of their delivery; an empty chunk is the end."""
-        room = asyncio.Event()
-        """Set whenever bytes have left the queue."""
-        queued_bytes = 0
-
-        async def read() -> None:
-            """Queue what comes with the time of its delivery, and stop while too much is queued."""
-            nonlocal queued_bytes
-            sent_at = 0.0
-            """When the link has sent all bytes so far, at its rate."""
-            due = 0.0
-            with contextlib.suppress(OSError):  # a reset is an end, too
-                while data := await reader.read(_READ_BYTES):
-                    condition = self._condition()
-                    sending = self._sending_seconds(condition, len(data), direction)
-                    sent_at = max(sent_at, loop.time()) + sending
-                    # Jitter must not make a chunk overtake the one before it.
-                    due = max(due, sent_at + self._delay(condition, len(data)))
-                    in_flight.put_nowait((due, data))
-                    queued_bytes += len(data)
-                    while queued_bytes > _QUEUE_BYTES:
-                        room.clear()
-                        await room.wait()
-            in_flight.put_nowait((due, b""))
-
+        under_way = _UnderWay()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(read())
-            while True:
-                due, data = await in_flight.get()
-                if not data:
-                    break
-                await self._until(due)
-                queued_bytes -= len(data)
-                room.set()
-                await self._deliver(writer, data, direction)
+            tasks.create_task(self._read(reader, under_way, direction))
+            while (chunk := await under_way.next()).data:
+                await self._until(chunk.due)
+                under_way.arrived(chunk)
+                await self._deliver(writer, chunk.data, direction)
         with contextlib.suppress(OSError, RuntimeError):
             writer.write_eof()
+
+    async def _read(
+        self, reader: asyncio.StreamReader, under_way: _UnderWay, direction: Direction
+    ) -> None:
+        """Read chunks from their sender until it ends, and send each on its way with the time at
+        which it arrives. An empty chunk says that there are no more."""
+        now = asyncio.get_running_loop().time
+        sent_at = 0.0  # when the link has sent all bytes so far, at its rate
+        due = 0.0  # when the last of them arrives
+        with contextlib.suppress(OSError):  # a reset is an end, too
+            while data := await reader.read(_READ_BYTES):
+                condition = self._condition()
+                sending = self._sending_seconds(condition, len(data), direction)
+                sent_at = max(sent_at, now()) + sending
+                # Jitter must not make a chunk overtake the one before it.
+                due = max(due, sent_at + self._delay(condition, len(data)))
+                await under_way.add(_Chunk(due, data))
+        await under_way.add(_Chunk(due, b""))
 
     @staticmethod
     def _sending_seconds(condition: Condition, size: int, direction: Direction) -> float:
@@ -269,15 +294,19 @@ class LinkProxy:
         bytes before that are written, and all connections are reset."""
         if self._silent:
             return
-        allowed = self._cut_at[direction] - self.passed[direction]
-        cuts = len(data) >= allowed
-        if cuts:
-            data = data[: int(allowed)]
-            self._cut_at[direction] = math.inf
+        bytes_before_cut = self._cut_at[direction] - self.passed[direction]
+        if len(data) < bytes_before_cut:  # always so where no cut is planned: that is infinite
+            await self._write(writer, data, direction)
+            return
+        self._cut_at[direction] = math.inf  # one cut, not one of each connection
+        await self._write(writer, data[: int(bytes_before_cut)], direction)
+        # What was written must reach the socket before the reset: that comes in the loop's next
+        # turn, and cancels this task while it waits.
+        asyncio.get_running_loop().call_soon(self.cut)
+        await asyncio.Event().wait()
+
+    async def _write(self, writer: asyncio.StreamWriter, data: bytes, direction: Direction) -> None:
+        """Write these bytes to their receiver, and count them."""
         writer.write(data)
         self.passed[direction] += len(data)
         await writer.drain()
-        if cuts:
-            # Bytes that were delivered must reach the socket before the reset, which cancels us.
-            asyncio.get_running_loop().call_soon(self.cut)
-            await asyncio.Event().wait()

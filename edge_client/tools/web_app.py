@@ -18,7 +18,8 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -115,7 +116,21 @@ def build_web_app(settings: WebAppSettings, say: Callable[[str], None] = lambda 
     if memory > _PHONE_MEMORY:
         say(f"loading it takes {memory / 2**30:.1f} GB of a browser's memory: phones refuse it")
     bundle.verify([name or bundle.manifest.default_variant])
-    out = settings.out.absolute()
+    with _replacing(settings.out.absolute()) as folder:
+        _copy_pages(folder)
+        runtime = _vendor(settings.packages, folder / "vendor", say)
+        config = _config(settings, bundle, variant, folder, runtime)
+        runtime.unlink()  # the app loads the packed one
+        (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+        _secure(folder, connect)
+        size = _service_worker(folder, content_security(connect, wasm=True))
+    return size
+
+
+@contextmanager
+def _replacing(out: Path) -> Iterator[Path]:
+    """Yield a new folder, which takes the place of `out` when the body has ended. A `UsageError`
+    if something of the user's would be lost by that."""
     if out.exists() and not _replaceable(out):
         raise UsageError(
             f"{out} is not an empty folder",
@@ -124,20 +139,17 @@ def build_web_app(settings: WebAppSettings, say: Callable[[str], None] = lambda 
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as work:
         folder = Path(work) / out.name
-        # The chat page, and over its files those of the app.
-        _copy(importlib.resources.files("edge_client.serve") / "page", folder)
-        _copy(importlib.resources.files("moa.api") / "assets", folder)
-        _copy(importlib.resources.files("edge_client") / "web", folder)
-        runtime = _vendor(settings.packages, folder / "vendor", say)
-        config = _config(settings, bundle, variant, folder, runtime)
-        runtime.unlink()  # the app loads the packed one
-        (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
-        _secure(folder, connect)
-        size = _service_worker(folder, content_security(connect, wasm=True))
+        yield folder
         if out.exists():
             shutil.rmtree(out)
         folder.replace(out)
-    return size
+
+
+def _copy_pages(folder: Path) -> None:
+    """Copy the files of the chat page, and over them those of the app."""
+    _copy(importlib.resources.files("edge_client.serve") / "page", folder)
+    _copy(importlib.resources.files("moa.api") / "assets", folder)
+    _copy(importlib.resources.files("edge_client") / "web", folder)
 
 
 def _suited(bundle: Bundle) -> str:
@@ -222,21 +234,29 @@ def _vendor(packages: Path | None, folder: Path, say: Callable[[str], None]) -> 
             if archives is None:
                 archives = _fetch(package, Path(fetched), say)
             archive = archives / package.archive
-            if not archive.is_file():
-                raise UsageError(
-                    f"no {package.archive} in {archive.parent}", hint=f"npm pack {package.name}"
-                )
-            digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
-            if digest != package.integrity:
-                raise UsageError(
-                    f"{archive} is not {package.name} {package.version}: its hash differs"
-                )
-            with tarfile.open(archive) as content:
-                for inside, name in package.files.items():
-                    file = content.extractfile(f"package/{inside}")
-                    assert file is not None, inside
-                    (folder / name).write_bytes(file.read())
+            _check_archive(package, archive)
+            _unpack(package, archive, folder)
     return folder / RUNTIME
+
+
+def _check_archive(package: Package, archive: Path) -> None:
+    """A `UsageError` if this archive of a package is missing, or is not the one that is known."""
+    if not archive.is_file():
+        raise UsageError(
+            f"no {package.archive} in {archive.parent}", hint=f"npm pack {package.name}"
+        )
+    digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
+    if digest != package.integrity:
+        raise UsageError(f"{archive} is not {package.name} {package.version}: its hash differs")
+
+
+def _unpack(package: Package, archive: Path, folder: Path) -> None:
+    """Write the files that the app needs of a package into `folder`, under their names there."""
+    with tarfile.open(archive) as content:
+        for inside, name in package.files.items():
+            file = content.extractfile(f"package/{inside}")
+            assert file is not None, inside
+            (folder / name).write_bytes(file.read())
 
 
 def _fetch(package: Package, folder: Path, say: Callable[[str], None]) -> Path:
@@ -360,7 +380,7 @@ def _service_worker(folder: Path, policy: str) -> int:
     """Write the list of the app's files into its service worker, with their types and the policy to
     send with them; returns the size of all files, compressed, in bytes. The version is a hash of
     all contents, so a browser that has the app takes a new one as a whole."""
-    files: dict[str, str] = {}
+    types: dict[str, str] = {}  # by address
     hashes = hashlib.sha256(policy.encode())
     size = 0
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -371,12 +391,11 @@ def _service_worker(folder: Path, policy: str) -> int:
         hashes.update(name.encode() + content)
         is_packed = name.startswith("packed/")
         size += len(content) if is_packed else len(gzip.compress(content))
-        content_type = TYPES.get(name.rpartition(".")[2], "application/octet-stream")
         address = "./" if name == "index.html" else name
-        files[address] = content_type
+        types[address] = TYPES.get(name.rpartition(".")[2], "application/octet-stream")
     script = folder / "sw.js"
     head = f'{_HEAD}{hashes.hexdigest()[:16]}";\n'
-    head += f"const FILES = {json.dumps(files)};\n"
+    head += f"const FILES = {json.dumps(types)};\n"
     head += f"const POLICY = {json.dumps(policy)};\n"
     script.write_text(head + script.read_text(encoding="utf-8"), encoding="utf-8")
     return size
