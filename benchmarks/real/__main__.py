@@ -111,6 +111,9 @@ def parser() -> argparse.ArgumentParser:
     same.add_argument("--tokens", type=int, default=32, help="of an answer")
     same.add_argument("--sessions", type=int, default=8, help="side by side")
     same.add_argument("--prompt", type=int, default=120, help="most tokens of a prompt")
+    same.add_argument(
+        "--cut", action="store_true", help="cut longer prompts instead of leaving them"
+    )
     same.add_argument("--default-alone", action="store_true", help="leave --inexact out")
 
     timed = _verb(verbs, "forwards", _forwards, "beside llama.cpp's own calls: times and memory")
@@ -267,8 +270,11 @@ def _exact(args: argparse.Namespace) -> None:
             answers.task_of(any_target, prompt, temperature, args.tokens)
             for prompt in _prompts(args.work)
         ]
-        tasks = [task for task in tasks if len(task.ids) <= args.prompt]
-        tasks = [replace(task, stop=(), grammar=None) for task in tasks]
+        if not args.cut:
+            tasks = [task for task in tasks if len(task.ids) <= args.prompt]
+        tasks = [
+            replace(task, ids=task.ids[-args.prompt :], stop=(), grammar=None) for task in tasks
+        ]
         tasks.sort(key=lambda task: zlib.crc32(task.key.encode()))
         by_temperature.append(tasks[: args.answers])
     some = [task for pair in zip(*by_temperature, strict=True) for task in pair]

@@ -140,7 +140,7 @@ class _Pair:
 
         back()
         run = Run(0, 0, self._text, [_PROMPT - 1])
-        found = _in_turn({"ours": (ours, None), "llama.cpp": (self._call([run]), back)}, times=3)
+        found = _in_turn({"ours": (ours, None), "llama.cpp": (self._call([run]), back)}, times=1)
         out.add("prompt", tokens=_PROMPT, **found)
         say(f"prompt of {_PROMPT}: {found}")
 

@@ -13,6 +13,7 @@ import ctypes
 import hashlib
 import importlib.util
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from ctypes import (
@@ -38,6 +39,8 @@ from moa.target.identity import file_id
 _INSTALL = "install the extra `gguf`, or name a build of llama.cpp with --llama-library"
 _ROOM = 512
 """Bytes behind the known fields: a library that knows more fields must not write behind ours."""
+_PATIENCE = 10.0
+"""Seconds that another machine may take to accept a connection."""
 _ERROR = 4
 """GGML_LOG_LEVEL_ERROR."""
 _MOST_COMPLAINTS = 8
@@ -366,6 +369,7 @@ class Library:
         for address in addresses:
             if address in self._servers:
                 continue
+            _check_that_one_listens(address)  # llama.cpp ends the process where none does
             registry = ctypes.CFUNCTYPE(c_void_p, c_char_p)(add)(address.encode())
             if not registry:
                 raise UsageError(f"--rpc: no rpc-server answers at {address}")
@@ -405,6 +409,20 @@ class Library:
         """Type and handle of every device."""
         handles = [self.c.ggml_backend_dev_get(i) for i in range(self.c.ggml_backend_dev_count())]
         return [(self.c.ggml_backend_dev_type(handle), handle) for handle in handles]
+
+
+def _check_that_one_listens(address: str) -> None:
+    """A `UsageError` unless something takes connections at `HOST:PORT`."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise UsageError(f"--rpc: {address} is no HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
+    except OSError as error:
+        raise UsageError(
+            f"--rpc: no rpc-server answers at {address}: {error}",
+            hint="start llama.cpp's rpc-server there, of the same version as the library here",
+        ) from None
 
 
 @cache
