@@ -38,7 +38,7 @@ _SESSIONS = 8
 _PAST = 128
 """Tokens of each session before the forward."""
 _CAPACITY = 1024
-_PROMPT = 512
+_PROMPT = 256
 _UBATCH = 512
 """llama.cpp's own most tokens of a call."""
 _TIMES = 7
