@@ -209,18 +209,10 @@ class CapturedChains:
         """
         depth = max(request.shape.depth for request in requests)
         slots = [request.slot for request in requests]
-        lengths = self._drafting.pool.lengths
         for pool in self._drafting.draft_pools:
             # The keys and values of a draft go behind each slot's text, where they are overwritten.
             pool.begin(slots, [depth] * len(slots))
-        # A step attends over `view` columns of the cache. Rows and view are rounded up to powers of
-        # two, so that few graphs are captured: what is too much is masked, or repeats a chain.
-        view = max(lengths[slot] for slot in slots) + depth
-        tier = ChainTier(
-            rows=power_of_two(len(slots)),
-            view=min(power_of_two(max(view, _NARROWEST_VIEW)), len(self._columns)),
-            sampled=not all(request.sampling.greedy for request in requests),
-        )
+        tier = self._tier(requests, depth)
         self._fill(tier, requests, depth)
         step, _ = self._graphs.get(tier.name, lambda: self._work(tier))
         for _ in range(depth):
@@ -231,6 +223,18 @@ class CapturedChains:
             _chain_as_tree(request, tokens[:, chain], scores[:, chain])
             for chain, request in enumerate(requests)
         ]
+
+    def _tier(self, requests: Sequence[DraftRequest], depth: int) -> ChainTier:
+        """The size of the graph that drafts chains of `depth` tokens for these requests. Its rows
+        and its view, the columns of the cache that a step attends over, are rounded up to powers of
+        two, so that few graphs are captured: what is too much is masked, or repeats a chain."""
+        lengths = self._drafting.pool.lengths
+        view = max(lengths[request.slot] for request in requests) + depth
+        return ChainTier(
+            rows=power_of_two(len(requests)),
+            view=min(power_of_two(max(view, _NARROWEST_VIEW)), len(self._columns)),
+            sampled=not all(request.sampling.greedy for request in requests),
+        )
 
     def _fill(self, tier: ChainTier, requests: Sequence[DraftRequest], depth: int) -> None:
         """Put what the chains begin with into the fixed memory: their newest tokens, the columns
@@ -245,15 +249,9 @@ class CapturedChains:
         for row, request in enumerate(padded):
             length = self._drafting.pool.lengths[request.slot]
             numbers[: len(inputs), row] = request.pending, length, length, request.slot
-            sampling = request.sampling
-            if not sampling.greedy:
-                # The pending token has the position `length`, so the first drafted one is behind
-                # it.
-                scale[row] = 1.0 / sampling.temperature
-                positions = range(length + 1, length + 1 + depth)
-                keys = noise_keys([sampling.seed] * depth, positions)
-                # The same bits as int64, for kernels that compute with these.
-                numbers[len(inputs) :, row] = keys.view(np.int64)
+            if not request.sampling.greedy:
+                scale[row] = 1.0 / request.sampling.temperature
+                numbers[len(inputs) :, row] = _keys_of_levels(request, length, depth)
         device = self._drafting.device
         uploaded = torch.from_numpy(numbers).to(device)
         for buffer, values in zip(inputs, uploaded[: len(inputs)], strict=True):
@@ -319,6 +317,14 @@ class CapturedChains:
             # Logits are over a smaller vocabulary: back to the target's ids.
             tokens = self._drafting.draft_tokens[tokens]
         return tokens, score
+
+
+def _keys_of_levels(request: DraftRequest, length: int, depth: int) -> NDArray[np.int64]:
+    """The keys of the sampling noise of `depth` drafted tokens behind a text of this length, whose
+    pending token has the position `length`: as int64 of the same bits, for kernels that compute
+    with these."""
+    positions = range(length + 1, length + 1 + depth)
+    return noise_keys([request.sampling.seed] * depth, positions).view(np.int64)
 
 
 def _chain_as_tree(

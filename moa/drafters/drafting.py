@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from moa.drafters.captured_chains import CapturedChains, ChainStep
@@ -198,13 +199,21 @@ class Level:
         """The column of the pool at which each tree's new rows begin."""
         self.view = max(self.starts)
         """Columns of the pool that the level looks at. Its own rows come behind them."""
+        ids, positions, visible = self._laid_out()
+        self.ids = torch.from_numpy(ids).to(device)
+        self.positions = torch.from_numpy(positions).to(device)
+        self.mask = mask_over(visible, pool)
+
+    def _laid_out(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Lay out the level's nodes, padded to the same number for each tree: their tokens and
+        positions, `[trees, nodes]` each, and what each sees, `[trees, 1, nodes, view + nodes]`."""
         width = max(self.sizes)
-        ids = np.zeros((len(requests), width), dtype=np.int64)
+        ids = np.zeros((len(self.sizes), width), dtype=np.int64)
         positions = np.zeros_like(ids)
-        visible = np.zeros((len(requests), 1, width, self.view + width), dtype=np.bool_)
+        visible = np.zeros((len(self.sizes), 1, width, self.view + width), dtype=np.bool_)
         # All tokens see themselves, padding too: else its row of the mask would be empty.
         visible[:, 0, np.arange(width), self.view + np.arange(width)] = True
-        for row, (grower, length) in enumerate(zip(growers, self.lengths, strict=True)):
+        for row, (grower, length) in enumerate(zip(self.growers, self.lengths, strict=True)):
             size = self.sizes[row]
             fed = len(grower.fed)
             tree = grower.mask()  # over the nodes of earlier levels, then of this one
@@ -213,9 +222,7 @@ class Level:
             visible[row, 0, :size, :length] = True
             visible[row, 0, :size, length : length + fed] = tree[:, :fed]
             visible[row, 0, :size, self.view : self.view + size] = tree[:, fed:]
-        self.ids = torch.from_numpy(ids).to(device)
-        self.positions = torch.from_numpy(positions).to(device)
-        self.mask = mask_over(visible, pool)
+        return ids, positions, visible
 
     def positions_of(self, row: int) -> int:
         """The position that all nodes of this level have in sequence `row`."""

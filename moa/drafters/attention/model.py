@@ -379,15 +379,14 @@ class AttentionDrafter(BodyModel):
         key = rotate(attention.key(normed), cos, sin)
         value = attention.value(normed)
         if queries is not None:
+            # Keys and values are made of all tokens, all else of those that are asked for.
             x = x.index_select(1, queries)
             normed = normed.index_select(1, queries)
             cos = cos.index_select(1, queries)
             sin = sin.index_select(1, queries)
             mask = mask.index_select(2, queries)
-        past_keys, past_values = past
-        keys = torch.cat([past_keys.to(key), key], -2)
-        values = torch.cat([past_values.to(value), value], -2)
         query = rotate(attention.query(normed), cos, sin)
+        keys, values = _joined(past, (key, value))
         attended = attention.attend(query, keys, values, mask)
         return block.feed_forward(x + attended), (key, value)
 
@@ -406,6 +405,15 @@ class AttentionDrafter(BodyModel):
         # A visible record has 0 in the mask, a masked one a large negative number.
         sees_a_record = (mask.amax(-1) > masked(mask.dtype) / 2).transpose(-1, -2)
         return torch.where(sees_a_record, block.feed_forward(x + attended), x)
+
+
+def _joined(past: Rows, new: Rows) -> Rows:
+    """Keys and values of earlier tokens with new ones behind them, in the precision of these."""
+    past_keys, past_values = past
+    keys, values = new
+    return torch.cat([past_keys.to(keys), keys], -2), torch.cat(
+        [past_values.to(values), values], -2
+    )
 
 
 def _block(config: AttentionConfig, part: str, width: int | None = None) -> Block:

@@ -112,29 +112,19 @@ class Distillation(TeacherObjective):
         `known` is what the target computed for the batch.
         """
         drafter = self.module
-        settings = self.settings
         device = known.hidden.device
         ids = torch.from_numpy(batch.ids).to(device)
         positions = torch.from_numpy(batch.positions).to(device)
-        # The staircase hides the tokens up to the anchor, so that the drafter learns to read
-        # records. It is drawn with a probability that falls from 1 to 0 over the first half of the
-        # run.
-        hides_tokens = settings.staircase and self._draw(step) < 1 - 2 * progress
-        visible_tokens = token_mask(batch, latest if hides_tokens else None, device=device)
-        visible_records = record_mask(batch, latest, strict=settings.anchors.strict, device=device)
-        records: tuple[Tensor, ...] = ()
-        if drafter.config.use_ca and visible_records.any():
-            read_by_some_token = visible_records.any(1)
-            rows = self._records(known, positions, in_steps(read_by_some_token))
-            records = *rows, additive(visible_records).unsqueeze(1)
+        strict = self.settings.anchors.strict
+        visible_records = record_mask(batch, latest, strict=strict, device=device)
+        records = self._visible_records(known, positions, visible_records)
         past = drafter.empty_rows(ids)
         mask_of_borrowed = None
-        borrowed = drafter.config.tli  # of the target's last layers, the number that is part of it
-        if borrowed:
-            # Their past is the target's own keys and values, visible as far as its records are.
-            for keys, values in zip(known.keys[-borrowed:], known.values[-borrowed:], strict=True):
-                past.append((keys.transpose(1, 2), values.transpose(1, 2)))
+        if drafter.config.tli:
+            past += self._borrowed_past(known)
             mask_of_borrowed = additive(borrowed_mask(batch, visible_records)).unsqueeze(1)
+        shows_all = not self._hides_tokens(step, progress)
+        visible_tokens = token_mask(batch, None if shows_all else latest, device=device)
         mask = additive(visible_tokens).unsqueeze(1)
         inputs: tuple[Any, ...] = (ids, positions, mask, past, *records)
         if self.gradient_checkpointing:
@@ -145,6 +135,33 @@ class Distillation(TeacherObjective):
             hidden, _ = drafter.features(*inputs, borrowed_mask=mask_of_borrowed)
         return hidden
 
+    def _hides_tokens(self, step: int, progress: float) -> bool:
+        """Whether the staircase hides the tokens up to the anchor in this step, so that the drafter
+        learns to read records. It is drawn with a probability that falls from 1 to 0 over the first
+        half of the run."""
+        return self.settings.staircase and self._draw(step) < 1 - 2 * progress
+
+    def _visible_records(
+        self, known: TeacherOutput, positions: Tensor, visible: Tensor
+    ) -> tuple[Tensor, ...]:
+        """The records that cross-attention reads: keys, values, and the additive mask of which
+        token sees which record, made of the flags `visible` `[B, L, L]`. Nothing if no token sees
+        any, or if the drafter reads none."""
+        if not self.module.config.use_ca or not visible.any():
+            return ()
+        read_by_some_token = visible.any(1)
+        keys, values = self._records(known, positions, in_steps(read_by_some_token))
+        return keys, values, additive(visible).unsqueeze(1)
+
+    def _borrowed_past(self, known: TeacherOutput) -> list[Rows]:
+        """The past of the layers that the drafter borrows, which are the target's last ones: the
+        target's own keys and values, `[B, heads, L, width]`."""
+        past = []
+        count = self.module.config.tli
+        for keys, values in zip(known.keys[-count:], known.values[-count:], strict=True):
+            past.append((keys.transpose(1, 2), values.transpose(1, 2)))
+        return past
+
     def _draw(self, step: int) -> float:
         """A random number below 1 for a step, in every process the same."""
         generator = torch.Generator().manual_seed(self.seed * _STEPS_OF_SEED + step)
@@ -154,27 +171,28 @@ class Distillation(TeacherObjective):
         """The activation records of a batch, keys and values `[B, heads, L, width]`. They are made
         of what the target computed (`known`) for the positions that are flagged in `read` `[B, L]`,
         and are zero elsewhere, where no query looks."""
-        keys = known.keys[:, read]
-        values = known.values[:, read]
-        hidden = known.hidden[read]
-        positions = positions[read]
+        # Of the n flagged tokens: keys and values `[layers, n, heads, width]`, final states, positions.
+        tokens = (known.keys[:, read], known.values[:, read], known.hidden[read], positions[read])
         if self.gradient_checkpointing:
-            # In chunks, to bound the memory of recomputing: LSA holds every token once per layer.
-            chunks = zip(
-                keys.split(TOKENS_AT_ONCE, dim=1),  # the layers are the first dimension
-                values.split(TOKENS_AT_ONCE, dim=1),
-                hidden.split(TOKENS_AT_ONCE),
-                positions.split(TOKENS_AT_ONCE),
-                strict=True,
-            )
-            rows = [
-                checkpoint(self.module.project, *chunk, use_reentrant=False) for chunk in chunks
-            ]
-            record_keys = torch.cat([key for key, _ in rows])
-            record_values = torch.cat([value for _, value in rows])
+            record_keys, record_values = self._project_in_chunks(*tokens)
         else:
-            record_keys, record_values = self.module.project(keys, values, hidden, positions)
+            record_keys, record_values = self.module.project(*tokens)
         return _at_places(record_keys, read), _at_places(record_values, read)
+
+    def _project_in_chunks(
+        self, keys: Tensor, values: Tensor, hidden: Tensor, positions: Tensor
+    ) -> Rows:
+        """The same as the drafter's `project`, some tokens at a time, to bound the memory of
+        recomputing: LSA holds every token once per layer."""
+        chunks = zip(
+            keys.split(TOKENS_AT_ONCE, dim=1),  # the layers are the first dimension
+            values.split(TOKENS_AT_ONCE, dim=1),
+            hidden.split(TOKENS_AT_ONCE),
+            positions.split(TOKENS_AT_ONCE),
+            strict=True,
+        )
+        rows = [checkpoint(self.module.project, *chunk, use_reentrant=False) for chunk in chunks]
+        return torch.cat([key for key, _ in rows]), torch.cat([value for _, value in rows])
 
 
 def _at_places(rows: Tensor, places: Tensor) -> Tensor:

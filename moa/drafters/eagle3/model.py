@@ -68,12 +68,7 @@ class Eagle3Drafter(FeatureModel):
         self.fc = nn.Linear(states, width, bias=False)
         self.layer = Block(width, heads, kv_heads, layer.intermediate_size, eps)
         self.hidden_norm = RMSNorm(width, eps)
-        # The attention reads embedding and feature side by side, and so is twice as wide as others.
-        attention = self.layer.self_attn
-        attention.head_dim = head_dim
-        for name, count in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads)):
-            setattr(attention, name, nn.Linear(2 * width, count * head_dim, bias=False))
-        attention.o_proj = nn.Linear(heads * head_dim, width, bias=False)
+        _widen_inputs(self.layer, heads, kv_heads, head_dim)
         self.norm = RMSNorm(width, eps)
         self.draft_tokens = draft_tokens
         # Kept outside the module tree: rotary frequencies stay in float32, and tables may be the
@@ -152,6 +147,17 @@ class Eagle3Drafter(FeatureModel):
         """The rotation at these positions, in the precision of `features`."""
         cos, sin = self._rotary[0](features, positions)
         return cos, sin
+
+
+def _widen_inputs(layer: Block, heads: int, kv_heads: int, head_dim: int) -> None:
+    """Make a layer's attention read embedding and feature side by side: its projections are twice
+    as wide as others, and its heads may have another width than a share of the layer's."""
+    attention = layer.self_attn
+    width = layer.mlp.down_proj.out_features
+    attention.head_dim = head_dim
+    for name, count in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads)):
+        setattr(attention, name, nn.Linear(2 * width, count * head_dim, bias=False))
+    attention.o_proj = nn.Linear(heads * head_dim, width, bias=False)
 
 
 def _own_tables(

@@ -4,6 +4,8 @@ predicts a third of the tokens."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -30,33 +32,22 @@ def solve(model: StateDrafter, teacher: TeacherLike, data: PackedRows, at_once: 
     """Set the linear maps of `model` to the least-squares solution over rows of the data, drawn at
     random: from the target's states before a token, and the token, to the target's final state at
     it. `at_once` rows are run at a time; the teacher must keep the states that the model reads."""
-    device = model.weight.device
     width = model.config.hidden_size
-    inputs = model.fuse.in_features + width
-    # Of inputs x (the states before a token, side by side, then its embedding) and goals y (the
-    # state at it), the sums over all tokens of x x^T, of x y^T and of y squared.
-    x_by_x = torch.zeros(inputs, inputs, device=device)
-    x_by_y = torch.zeros(inputs, width, device=device)
-    y_squared = torch.zeros(width, device=device)
-    tokens = 0
+    sums = _Sums.empty(model.fuse.in_features + width, width, model.weight.device)
     order = np.random.default_rng(0).permutation(len(data))
     for first in range(0, len(data), at_once):
         batch = data.rows(order[first : first + at_once])
-        x, y = _inputs_and_goals(model, teacher, batch)
-        x_by_x = x_by_x.addmm(x.T, x)
-        x_by_y = x_by_y.addmm(x.T, y)
-        y_squared = y_squared + y.square().sum(0)
-        tokens = tokens + len(x)
-        if tokens >= _TOKENS_PER_INPUT * inputs:
+        sums.add(*_inputs_and_goals(model, teacher, batch))
+        if sums.tokens >= _TOKENS_PER_INPUT * len(sums.x_by_x):
             break
-    ridge = _RIDGE * x_by_x.diagonal().mean() * torch.eye(inputs, device=device)
-    scale = (y_squared / max(1, tokens)).sqrt().clamp(min=_LEAST_SCALE)
-    weights = torch.linalg.solve(x_by_x + ridge, x_by_y) / scale
+    scale = (sums.y_squared / max(1, sums.tokens)).sqrt().clamp(min=_LEAST_SCALE)
+    ridge = sums.ridge
+    weights = torch.linalg.solve(sums.x_by_x + ridge, sums.x_by_y) / scale
     of_states = weights[:-width]
     of_token = weights[-width:]
     # What stands for the states of a drafted token: the solution's best guess of `fuse` from the
     # final state alone, which is the last of them.
-    states_by_states = x_by_x[:-width, :-width]
+    states_by_states = sums.x_by_x[:-width, :-width]
     final_by_states = states_by_states[-width:]
     final_by_final = final_by_states[:, -width:]
     own = torch.linalg.solve(final_by_final + ridge[:width, :width], final_by_states @ of_states)
@@ -67,6 +58,42 @@ def solve(model: StateDrafter, teacher: TeacherLike, data: PackedRows, at_once: 
     # The layer adds nothing yet.
     model.layer.self_attn.o_proj.weight.zero_()
     model.layer.mlp.down_proj.weight.zero_()
+
+
+@dataclass
+class _Sums:
+    """Sums over tokens, of inputs x (the states before a token, side by side, then its embedding)
+    and goals y (the state at it)."""
+
+    x_by_x: Tensor
+    """Of x x^T, `[inputs, inputs]`."""
+    x_by_y: Tensor
+    """Of x y^T, `[inputs, goals]`."""
+    y_squared: Tensor
+    """Of y squared, `[goals]`."""
+    tokens: int = 0
+
+    @classmethod
+    def empty(cls, inputs: int, goals: int, device: torch.device) -> _Sums:
+        """The sums over no token."""
+        return cls(
+            x_by_x=torch.zeros(inputs, inputs, device=device),
+            x_by_y=torch.zeros(inputs, goals, device=device),
+            y_squared=torch.zeros(goals, device=device),
+        )
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Add n tokens, `[n, inputs]` and `[n, goals]`."""
+        self.x_by_x = self.x_by_x.addmm(x.T, x)
+        self.x_by_y = self.x_by_y.addmm(x.T, y)
+        self.y_squared = self.y_squared + y.square().sum(0)
+        self.tokens += len(x)
+
+    @property
+    def ridge(self) -> Tensor:
+        """What is added to `x_by_x` so that inputs which hardly vary get no large weights."""
+        identity = torch.eye(len(self.x_by_x), device=self.x_by_x.device)
+        return _RIDGE * self.x_by_x.diagonal().mean() * identity
 
 
 def _inputs_and_goals(

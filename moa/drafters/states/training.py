@@ -9,9 +9,9 @@ late; and a drafter that goes on without any learns the whole text from its own 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +28,15 @@ from moa.target.loading import LoadedModel
 from moa.training.config import TrainingConfig
 from moa.training.data import Batch, PackedRows
 from moa.training.loop import Loss
-from moa.training.losses import LossSettings, TeacherLike, TeacherObjective, wanted_places
+from moa.training.losses import (
+    Compared,
+    LossSettings,
+    TeacherLike,
+    TeacherObjective,
+    wanted_places,
+)
 from moa.training.masks import causal
+from moa.training.teacher import TeacherOutput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +52,33 @@ class ChainSettings(LossSettings):
     absent: float = 4.0
     """What a token counts that is predicted without any state of the target; 0: such tokens are not
     learnt."""
+
+
+class _Text(NamedTuple):
+    """The tokens of a batch, `[B, L]` each."""
+
+    ids: Tensor
+    positions: Tensor
+    """Of each token in its document."""
+    segments: Tensor
+    """The document of each token; 0: padding."""
+
+    @classmethod
+    def of(cls, batch: Batch, device: torch.device) -> _Text:
+        """Those of a batch, on this device."""
+        arrays = (batch.ids, batch.positions, batch.segments)
+        return cls(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+class _Predicted(NamedTuple):
+    """What the drafter predicts at n tokens."""
+
+    states: Tensor
+    """`[n, hidden]`: the drafter's guess of the target's final states."""
+    goals: Tensor
+    """`[n, hidden]`: these final states."""
+    weight: float
+    """How many tokens each of these counts for."""
 
 
 class ChainTraining(TeacherObjective):
@@ -66,56 +100,64 @@ class ChainTraining(TeacherObjective):
         """The weighted sum of the losses of all tokens, of the whole text and of the chains, the
         drafts of several tokens in a row. Metrics are how often the drafter agrees with the target:
         at the first token, at later ones of a chain, and where it knows no state of the target."""
-        model: Any = self.module
         known = self.teacher(batch)
-        device = known.hidden.device
+        text = _Text.of(batch, known.hidden.device)
+        wanted = wanted_places(batch).to(known.hidden.device)
+        first, *later = self._along_chains(text, known, wanted, step)
+        groups = {"agree": [first], "agree_later": later}
+        if self.settings.absent:
+            groups["agree_absent"] = [self._without_states(text, known, wanted)]
+        compared, counts = self._compare_all(groups, self._heads(batch, step))
+        weight = counts.sum()
+        metrics = {}
+        start = 0
+        for name, group in groups.items():
+            stop = start + sum(len(part.states) for part in group)
+            agree = compared.agree[start:stop]
+            mean = agree.mean() if len(agree) else weight.new_zeros(())
+            metrics[name] = mean * weight  # the loop divides metrics by the weight
+            start = stop
+        return Loss((compared.loss * counts).sum(), weight, metrics)
+
+    def _along_chains(
+        self, text: _Text, known: TeacherOutput, wanted: Tensor, step: int
+    ) -> Iterator[_Predicted]:
+        """Yield what the drafter predicts at the tokens that are `wanted`: first at each of them
+        after the target's own feature, then along chains of its own outputs."""
+        model: Any = self.module
         settings = self.settings
-        ids = torch.from_numpy(batch.ids).to(device)
-        positions = torch.from_numpy(batch.positions).to(device)
-        segments = torch.from_numpy(batch.segments).to(device)
-        wanted = wanted_places(batch).to(device)
-        features = shifted(model.read(known.states), positions)
         random = np.random.default_rng([self.seed, step])  # in every process the same
         length = settings.late if random.random() < 0.5 else settings.length
         start = int(random.integers(length))
-        # For each token that is compared: the drafter's state, the target's, and what it counts.
-        states: list[Tensor] = []
-        goals: list[Tensor] = []
-        counts: list[Tensor] = []
-
-        def compare(states_there: Tensor, goals_there: Tensor, each: float) -> None:
-            states.append(states_there)
-            goals.append(goals_there)
-            counts.append(torch.full((len(states_there),), each, device=device))
-
-        for lag, hidden, places, valid in chains(
-            model, ids, positions, segments, features, start, length
-        ):
+        features = shifted(model.read(known.states), text.positions)
+        for lag, hidden, places, valid in chains(model, *text, features, start, length):
             chosen = wanted.gather(1, places) & valid
             every_number = places.unsqueeze(-1).expand(*places.shape, known.hidden.shape[-1])
-            goal = known.hidden.gather(1, every_number)
+            goals = known.hidden.gather(1, every_number)
             # A chain begins at one token in `length`, so that its tokens count for as many.
-            each = settings.decay**lag * length if lag else 1.0
-            compare(hidden[chosen], goal[chosen], each)
-        first_tokens = len(counts[0])
-        chain_tokens = sum(len(count) for count in counts)
-        if settings.absent:
-            without_states = absent(model, ids, positions, segments)
-            compare(without_states[wanted], known.hidden[wanted], settings.absent)
-        compared = self._compare(torch.cat(states), torch.cat(goals), self._heads(batch, step))
-        count = torch.cat(counts)
-        weight = count.sum()
-        parts = {
-            "agree": compared.agree[:first_tokens],
-            "agree_later": compared.agree[first_tokens:chain_tokens],
-        }
-        if settings.absent:
-            parts["agree_absent"] = compared.agree[chain_tokens:]
-        metrics = {}
-        for name, agree in parts.items():
-            mean = agree.mean() if len(agree) else weight.new_zeros(())
-            metrics[name] = mean * weight  # the loop divides metrics by the weight
-        return Loss((compared.loss * count).sum(), weight, metrics)
+            weight = settings.decay**lag * length if lag else 1.0
+            yield _Predicted(hidden[chosen], goals[chosen], weight)
+
+    def _without_states(self, text: _Text, known: TeacherOutput, wanted: Tensor) -> _Predicted:
+        """What the drafter predicts at the tokens that are `wanted` where it knows no state of the
+        target."""
+        hidden = absent(self.module, *text)
+        return _Predicted(hidden[wanted], known.hidden[wanted], self.settings.absent)
+
+    def _compare_all(
+        self,
+        groups: Mapping[str, Sequence[_Predicted]],
+        heads: tuple[SharedWeights, SharedWeights],
+    ) -> tuple[Compared, Tensor]:
+        """Compare all that was predicted with the target, in the order of the groups. Returns the
+        results by token, and what each token counts."""
+        parts = [part for group in groups.values() for part in group]
+        states = torch.cat([part.states for part in parts])
+        goals = torch.cat([part.goals for part in parts])
+        counts = []
+        for part in parts:
+            counts.append(torch.full((len(part.states),), part.weight, device=states.device))
+        return self._compare(states, goals, heads), torch.cat(counts)
 
 
 def shifted(features: Tensor, positions: Tensor) -> Tensor:
