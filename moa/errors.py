@@ -158,11 +158,16 @@ def run_cli(
         _drop_stdout()
         return _EXIT_BROKEN_PIPE
     except OSError as error:
-        message = str(error.strerror or error)
-        if error.filename:
-            message += f": {error.filename}"
-        print(f"{program}: error: {safe_line(message, _LONGEST_LINE)}", file=sys.stderr)
+        print(f"{program}: error: {_of_the_system(error)}", file=sys.stderr)
         return _EXIT_USAGE
+
+
+def _of_the_system(error: OSError) -> str:
+    """An error of the system as one line: what failed, and with which file."""
+    message = str(error.strerror or error)
+    if error.filename:
+        message += f": {error.filename}"
+    return safe_line(message, _LONGEST_LINE)
 
 
 def first_line(error: BaseException) -> str:

@@ -272,6 +272,20 @@ GPU = 1
 INTEGRATED_GPU = 2
 
 
+def _loaded(path: Path) -> Any:
+    """Load a shared library, and declare to ctypes the types of its functions, but of those that
+    take structures; a `UsageError` for one that is not llama.cpp's."""
+    try:
+        functions = ctypes.CDLL(str(path))
+        for name, (result, arguments) in _PROTOTYPES.items():
+            function = getattr(functions, name)
+            function.restype = result
+            function.argtypes = arguments
+    except (OSError, AttributeError) as error:
+        raise UsageError(f"cannot use the library {path}: {error}", hint=_INSTALL) from None
+    return functions
+
+
 class Library:
     """A shared library of llama.cpp. Its functions are attributes of `c`. Made by `load` alone."""
 
@@ -281,14 +295,7 @@ class Library:
         # An OpenMP build waits for work in a loop unless it is told not to, before it is loaded:
         # two such processes on the same cores are ten times as slow as one.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-        try:
-            self.c: Any = ctypes.CDLL(str(path))
-            for name, (result, arguments) in _PROTOTYPES.items():
-                function = getattr(self.c, name)
-                function.restype = result
-                function.argtypes = arguments
-        except (OSError, AttributeError) as error:
-            raise UsageError(f"cannot use the library {path}: {error}", hint=_INSTALL) from None
+        self.c: Any = _loaded(path)
         self.path = path
         self.model_parameters = self._agreeing(
             "llama_model_default_params", [_ModelParameters], _MODEL_DEFAULTS
@@ -308,12 +315,17 @@ class Library:
         """What llama.cpp has complained of since this was last emptied; the cause comes first."""
         self._log = LOG_CALLBACK(self._logged)
         self.c.llama_log_set(self._log, None)
-        # Backends that are libraries of their own lie beside it; a build without them finds none.
-        if hasattr(self.c, "ggml_backend_load_all_from_path"):
-            self.c.ggml_backend_load_all_from_path.argtypes = [c_char_p]
-            self.c.ggml_backend_load_all_from_path.restype = None
-            self.c.ggml_backend_load_all_from_path(str(path.parent).encode())
+        self._load_backends(path.parent)
         self.c.llama_backend_init()
+
+    def _load_backends(self, folder: Path) -> None:
+        """Load backends that are libraries of their own from this folder, where the library's own
+        file is; a build without them finds none."""
+        if hasattr(self.c, "ggml_backend_load_all_from_path"):
+            load = self.c.ggml_backend_load_all_from_path
+            load.argtypes = [c_char_p]
+            load.restype = None
+            load(str(folder).encode())
 
     def _agreeing(
         self, function: str, layouts: list[type[Structure]], defaults: Mapping[str, Any]

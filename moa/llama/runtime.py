@@ -173,17 +173,21 @@ class Runtime:
         model = self._c.llama_model_load_from_file(str(path).encode(), parameters)
         if not model:
             raise UsageError(f"llama.cpp cannot load {path}: {self._first_complaint()}")
-        reason = ""
-        if not self._c.llama_model_has_decoder(model):
-            reason = "it has no decoder"
-        elif self._c.llama_model_has_encoder(model):
-            reason = "it has an encoder"
-        elif self._c.llama_model_is_diffusion(model):
-            reason = "it is a diffusion model"
+        reason = self._why_no_target(model)
         if reason:
             self._c.llama_model_free(model)
             raise UsageError(f"{path} cannot be a target: {reason}")
         return int(model)
+
+    def _why_no_target(self, model: int) -> str:
+        """Why a model does not write text from left to right; empty if it does."""
+        if not self._c.llama_model_has_decoder(model):
+            return "it has no decoder"
+        if self._c.llama_model_has_encoder(model):
+            return "it has an encoder"
+        if self._c.llama_model_is_diffusion(model):
+            return "it is a diffusion model"
+        return ""
 
     @property
     def cells(self) -> int:
@@ -221,11 +225,33 @@ class Runtime:
         """Make the context with this number (`block`): llama.cpp's memory for the keys and values
         of some sequences. Where there is none left it is an error: a `UsageError` for the first
         context, without which nothing can run, a `FullError` for further ones."""
+        count = self.shape.sequences_of_a_block
+        self._library.complaints.clear()
+        handle = self._c.llama_init_from_model(self._model, self._context_parameters())
+        if not handle:
+            what = f"{count} sessions of {self.shape.capacity} tokens: {self._first_complaint()}"
+            if self._contexts:
+                raise FullError(f"llama.cpp cannot hold {what}")
+            raise UsageError(
+                f"llama.cpp cannot hold {what}",
+                hint="lower --slots or --max-context-tokens",
+            )
+        context = _Context(handle, self._c.llama_get_memory(handle), block * count)
+        found = self._c.llama_n_seq_max(handle), self._c.llama_n_ubatch(handle)
+        if found != (count, self.shape.batch):
+            self._free(context)
+            # Its parameters lie elsewhere than we think.
+            raise MoaError(f"llama.cpp made a context of {found}: its library is not understood")
+        if self._pool:
+            self._c.llama_attach_threadpool(handle, self._pool, self._pool)
+        self._contexts[block] = context
+
+    def _context_parameters(self) -> Any:
+        """What llama.cpp is to make each context of."""
         shape = self.shape
-        count = shape.sequences_of_a_block
         parameters = self._c.llama_context_default_params()
-        parameters.n_ctx = self.cells * count
-        parameters.n_seq_max = count
+        parameters.n_ctx = self.cells * shape.sequences_of_a_block
+        parameters.n_seq_max = shape.sequences_of_a_block
         parameters.n_batch = shape.batch
         parameters.n_ubatch = shape.batch
         parameters.n_outputs_max = shape.batch
@@ -239,25 +265,7 @@ class Runtime:
         parameters.kv_unified = False
         parameters.swa_full = True  # a window's cells are kept: a draft can be taken back
         parameters.no_perf = True
-        self._library.complaints.clear()
-        handle = self._c.llama_init_from_model(self._model, parameters)
-        if not handle:
-            what = f"{count} sessions of {shape.capacity} tokens: {self._first_complaint()}"
-            if self._contexts:
-                raise FullError(f"llama.cpp cannot hold {what}")
-            raise UsageError(
-                f"llama.cpp cannot hold {what}",
-                hint="lower --slots or --max-context-tokens",
-            )
-        context = _Context(handle, self._c.llama_get_memory(handle), block * count)
-        found = self._c.llama_n_seq_max(handle), self._c.llama_n_ubatch(handle)
-        if found != (count, shape.batch):
-            self._free(context)
-            # Its parameters lie elsewhere than we think.
-            raise MoaError(f"llama.cpp made a context of {found}: its library is not understood")
-        if self._pool:
-            self._c.llama_attach_threadpool(handle, self._pool, self._pool)
-        self._contexts[block] = context
+        return parameters
 
     def _free(self, context: _Context) -> None:
         """Free a context and the memory of its sequences."""
@@ -295,6 +303,19 @@ class Runtime:
         multiple of `unit`, where there are enough tokens.
         """
         context, _ = self._of(runs[0].sequence)
+        batch = self._batch_of(context, runs)
+        outputs = sum(len(run.judged) for run in runs)
+        if outputs > 0:
+            _ask_for_more(batch, -outputs % unit)  # up to the next multiple
+        code = self._c.llama_decode(context.handle, batch)
+        if code:
+            raise MoaError(f"llama.cpp could not run a forward ({code}): {self._first_complaint()}")
+        self._c.llama_synchronize(context.handle)
+        return self._logits(context, runs)
+
+    def _batch_of(self, context: _Context, runs: Sequence[Run]) -> Batch:
+        """The tokens of these runs as llama.cpp takes them, with logits after those that are
+        judged."""
         total = sum(len(run.tokens) for run in runs)
         tokens = (c_int32 * total)()
         positions = (c_int32 * total)()
@@ -309,18 +330,7 @@ class Runtime:
             for place in run.judged:
                 has_logits[start + place] = 1
             start = end
-        outputs = sum(len(run.judged) for run in runs)
-        if outputs > 0:
-            more = -outputs % unit  # up to the next multiple
-            others = [place for place in range(total) if not has_logits[place]]
-            for place in others[:more]:
-                has_logits[place] = 1
-        batch = Batch(total, tokens, None, positions, self._ones, sequences, has_logits)
-        code = self._c.llama_decode(context.handle, batch)
-        if code:
-            raise MoaError(f"llama.cpp could not run a forward ({code}): {self._first_complaint()}")
-        self._c.llama_synchronize(context.handle)
-        return self._logits(context, runs)
+        return Batch(total, tokens, None, positions, self._ones, sequences, has_logits)
 
     def _logits(self, context: _Context, runs: Sequence[Run]) -> list[NDArray[np.float32]]:
         """Copy the logits `[len(judged), vocab]` of each run out of llama.cpp's memory, which the next
@@ -444,6 +454,15 @@ class Runtime:
         """What llama.cpp has said of an error; its first line is the cause."""
         complaints = self._library.complaints
         return complaints[0] if complaints else "it does not say why"
+
+
+def _ask_for_more(batch: Batch, count: int) -> None:
+    """Ask for logits after so many more tokens of a batch, or after all of them."""
+    if count == 0:
+        return
+    others = [place for place in range(batch.n_tokens) if not batch.logits[place]]
+    for place in others[:count]:
+        batch.logits[place] = 1
 
 
 class Vocabulary:

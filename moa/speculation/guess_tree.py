@@ -67,6 +67,22 @@ def neg_log_probs_of(tree: DraftTree) -> list[int]:
     return neg_log_probs
 
 
+def _positions_in(
+    log: Sequence[int], base: int, tokens: Sequence[int], parents: Sequence[int]
+) -> dict[int, int]:
+    """The nodes of a tree whose root is the token at position `base` of the log that the log has
+    gone along since, and the position of each in the log."""
+    positions = {0: base}
+    end = len(log) - 1
+    if base == end:
+        return positions
+    for node in range(1, len(tokens)):
+        position = positions.get(parents[node], end) + 1
+        if position <= end and log[position] == tokens[node]:
+            positions[node] = position
+    return positions
+
+
 class GuessTree:
     """A tree of guesses below the end of a growing log; bounded."""
 
@@ -116,29 +132,19 @@ class GuessTree:
             return 0
         before = len(self._nodes)
         end = len(log) - 1
-        # Nodes of the sent tree for tokens that the log has passed: their positions in the log.
-        passed: dict[int, int] = {}
-        # Nodes at the log's end or below: their numbers in our tree, where 0 is the log's last
-        # token. A node in neither is left out, and all below it with it.
+        # Of nodes of the sent tree that are at the log's end or below: their numbers in ours, where
+        # 0 is the log's last token. A node without one is left out, and all below it with it.
         ours: dict[int, int] = {}
-        if base == end:
-            ours[0] = 0
-        else:
-            passed[0] = base
+        for node, position in _positions_in(log, base, tokens, parents).items():
+            if position == end:
+                ours[node] = 0
         for node in range(1, len(tokens)):
-            parent = parents[node]
-            if parent in ours:
-                child = self._find_or_add(ours[parent], tokens[node], neg_log_probs[node])
-                if child is not None:
-                    ours[node] = child
-            elif parent in passed:
-                position = passed[parent] + 1
-                if log[position] != tokens[node]:
-                    continue  # the log has gone on with another token
-                if position == end:
-                    ours[node] = 0
-                else:
-                    passed[node] = position
+            parent = ours.get(parents[node])
+            if parent is None:
+                continue
+            child = self._find_or_add(parent, tokens[node], neg_log_probs[node])
+            if child is not None:
+                ours[node] = child
         return len(self._nodes) - before
 
     def judge(self, path: Sequence[int]) -> GuessOutcome:

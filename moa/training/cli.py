@@ -10,10 +10,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -103,26 +103,52 @@ def _run(run: TrainingRun, argv: list[str], started: float) -> dict[str, Any] | 
     rows = run.rows(out / "data", about, sources)
     loop = run.loop(rows, out, identity={"data": about})
     resumed_step = loop.checkpointed_step()
-    # A target whose results are on disk need not run again in every step.
-    if run.keeps_states(rows, out, loop.settings.steps):
-        run.write_states(rows, out / "data")
-    run.sample_the_head(rows)
-    if not resumed_step:
-        run.objective.start(rows)
+    _make_ready(run, rows, loop, is_new=not resumed_step)
     training_started = time.perf_counter()
     history = loop.run()
     training_seconds = time.perf_counter() - training_started
     if loop.rank > 0:
         return None
     run.save(out, getattr(torch, options.PRECISIONS[config.weights]))
-    last_entries = history[-_MEASURED_STEPS:]
+    figures = _figures(run, loop, rows, history[-_MEASURED_STEPS:])
+    figures["training_seconds"] = training_seconds
+    figures["seconds"] = time.perf_counter() - started
+    record = provenance(argv, run.facts, settings=run.settings(loop), data=about)
+    record |= {
+        "resumed_from_step": resumed_step,
+        "rows": len(rows),
+        "tokens": rows.tokens,
+        "result": figures,
+    }
+    (out / "training.json").write_text(
+        json.dumps(record, indent=2, default=str) + "\n", encoding="utf-8"
+    )
+    return figures
+
+
+def _make_ready(run: TrainingRun, rows: PackedRows, loop: Loop, *, is_new: bool) -> None:
+    """Compute what all steps need; of a run that `is_new`, also the weights that it starts with."""
+    out = run.config.out
+    # A target whose results are on disk need not run again in every step.
+    if run.keeps_states(rows, out, loop.settings.steps):
+        run.write_states(rows, out / "data")
+    run.sample_the_head(rows)
+    if is_new:
+        run.objective.start(rows)
+
+
+def _figures(
+    run: TrainingRun, loop: Loop, rows: PackedRows, last_entries: Sequence[Mapping[str, float]]
+) -> dict[str, Any]:
+    """The figures of a training, means over the last steps where a step has them. `last_entries`
+    are the log of these steps."""
 
     def mean(name: str) -> float:
         return sum(entry[name] for entry in last_entries) / len(last_entries)
 
     agreements = [name for name in last_entries[-1] if name.startswith("agree")]
-    result = {
-        "out": str(out),
+    return {
+        "out": str(run.config.out),
         "steps": loop.step,
         "wanted_tokens": rows.wanted_tokens,
         "loss": mean("loss"),
@@ -130,20 +156,7 @@ def _run(run: TrainingRun, argv: list[str], started: float) -> dict[str, Any] | 
         "parameters": parameter_count(run.drafter),
         "tokens_per_s": mean("tokens_per_s"),
         "peak_memory_mib": peak_memory_mib(),
-        "training_seconds": training_seconds,
-        "seconds": time.perf_counter() - started,
     }
-    record = provenance(argv, run.facts, settings=run.settings(loop), data=about)
-    record |= {
-        "resumed_from_step": resumed_step,
-        "rows": len(rows),
-        "tokens": rows.tokens,
-        "result": result,
-    }
-    (out / "training.json").write_text(
-        json.dumps(record, indent=2, default=str) + "\n", encoding="utf-8"
-    )
-    return result
 
 
 def _sources(run: TrainingRun) -> tuple[Sequence[str], dict[str, Any] | None]:
@@ -198,53 +211,84 @@ def _dry_run(run: TrainingRun) -> dict[str, Any]:
     """Do everything except the training, in a folder that is removed: the target runs over a few
     rows, and some steps are run. Returns figures that estimate the time, memory and disk of the
     run."""
-    config = run.config
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        answer_seconds = 0.0
-        documents = run.documents(config.data)
-        if config.generate or config.generate_only:
-            answer_seconds, documents = _trial_answers(run)
-        rows = pack(documents, config.length, folder / "data")
-        trial = rows.first(TRIAL_ROWS)
-        loop = run.loop(rows, folder, identity={}, quiet=True)
-        steps = loop.settings.steps
-        keeps_states = run.keeps_states(rows, config.out.absolute().parent, steps)
-        state_seconds = 0.0
-        if keeps_states:
-            trial, trial_seconds = _trial_states(run, trial, folder / "data")
-            state_seconds = trial_seconds * rows.tokens / trial.tokens / loop.world
-        run.sample_the_head(rows)
-        loop.data = trial
-        run.objective.start(trial)
-        tokens_per_s, peak_mib = _trial_steps(run, loop, trial)
-    settings = loop.settings
-    rows_of_a_step = settings.batch * settings.accumulate * loop.world
-    tokens_of_a_row = rows.tokens / len(rows)
-    step_seconds = tokens_of_a_row * rows_of_a_step * steps / tokens_per_s
+        trial = _trial(run, Path(temporary))
+    rows = trial.rows
     state_bytes = 0
-    if keeps_states:
+    if trial.keeps_states:
         state_bytes = rows.length * len(rows) * bytes_per_token(run.facts.hidden_size)
     return {
         "rows": len(rows),
         "tokens": rows.tokens,
         "wanted_tokens": rows.wanted_tokens,
-        "steps": steps,
+        "steps": trial.steps,
         "parameters": {
             "drafter": parameter_count(run.drafter),
             "target": run.target_parameters,
         },
         "record_numbers": record_numbers(run.drafter),
         "disk_mib": state_bytes / 2**20,
-        "tokens_per_s": tokens_per_s,
-        "peak_memory_mib": peak_mib,
+        "tokens_per_s": trial.tokens_per_s,
+        "peak_memory_mib": trial.peak_mib,
         "seconds": {
-            "answers": answer_seconds,
-            "target's states": state_seconds,
-            "steps": step_seconds,
+            "answers": trial.answer_seconds,
+            "target's states": trial.state_seconds,
+            "steps": trial.step_seconds,
         },
-        "estimated_seconds": answer_seconds + state_seconds + step_seconds,
+        "estimated_seconds": trial.answer_seconds + trial.state_seconds + trial.step_seconds,
     }
+
+
+class _Trial(NamedTuple):
+    """What a trial has found out about the run."""
+
+    rows: PackedRows
+    steps: int
+    keeps_states: bool
+    """Whether the target's states will be kept on disk."""
+    tokens_per_s: float
+    peak_mib: float
+    answer_seconds: float
+    """Of the whole run, as the seconds that follow: for the target's answers."""
+    state_seconds: float
+    """For the target's states."""
+    step_seconds: float
+    """For all steps."""
+
+
+def _trial(run: TrainingRun, folder: Path) -> _Trial:
+    """Do a part of each of the run's stages, with files in this folder: of the target's answers, of
+    its states, and of the steps."""
+    config = run.config
+    answer_seconds = 0.0
+    documents = run.documents(config.data)
+    if config.generate or config.generate_only:
+        answer_seconds, documents = _trial_answers(run)
+    rows = pack(documents, config.length, folder / "data")
+    first_rows = rows.first(TRIAL_ROWS)
+    loop = run.loop(rows, folder, identity={}, quiet=True)
+    settings = loop.settings
+    keeps_states = run.keeps_states(rows, config.out.absolute().parent, settings.steps)
+    state_seconds = 0.0
+    if keeps_states:
+        first_rows, trial_seconds = _trial_states(run, first_rows, folder / "data")
+        state_seconds = trial_seconds * rows.tokens / first_rows.tokens / loop.world
+    run.sample_the_head(rows)
+    loop.data = first_rows
+    run.objective.start(first_rows)
+    tokens_per_s, peak_mib = _trial_steps(run, loop, first_rows)
+    rows_of_a_step = settings.batch * settings.accumulate * loop.world
+    tokens_of_a_row = rows.tokens / len(rows)
+    return _Trial(
+        rows=rows,
+        steps=settings.steps,
+        keeps_states=keeps_states,
+        tokens_per_s=tokens_per_s,
+        peak_mib=peak_mib,
+        answer_seconds=answer_seconds,
+        state_seconds=state_seconds,
+        step_seconds=tokens_of_a_row * rows_of_a_step * settings.steps / tokens_per_s,
+    )
 
 
 def _trial_steps(run: TrainingRun, loop: Loop, rows: PackedRows) -> tuple[float, float]:

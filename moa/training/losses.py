@@ -51,6 +51,56 @@ def divergence(logits: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
     return loss, gradient
 
 
+def _chunks(states: Tensor, rows: int, dtype: torch.dtype) -> Sequence[Tensor]:
+    """Final states `[N, H]` in chunks of so many rows. The last one is padded: a CPU's bf16 kernels
+    keep memory for every shape."""
+    padding = -len(states) % rows
+    return F.pad(states, (0, 0, 0, padding)).to(dtype).split(rows)
+
+
+class _Heads(NamedTuple):
+    """The heads of drafter and target, as far as both have rows: tables of one vocabulary may be
+    padded differently."""
+
+    own: Tensor
+    """`[V, H]`."""
+    their: Tensor
+    own_cap: float | None
+    their_cap: float | None
+    bias: Tensor | float
+    """Added to the logits of both."""
+    own_scale: float
+    """By which the drafter's states have been multiplied."""
+
+    @classmethod
+    def of(cls, own: SharedWeights, their: SharedWeights, dtype: torch.dtype) -> _Heads:
+        """These heads, in this precision."""
+        size = min(len(own.head), len(their.head))
+        return cls(
+            own=own.head[:size].to(dtype),
+            their=their.head[:size].to(dtype),
+            own_cap=own.logit_softcap,
+            their_cap=their.logit_softcap,
+            bias=0.0 if own.bias is None else own.bias,
+            own_scale=own.logit_scale,
+        )
+
+    def compare(
+        self, mine: Tensor, theirs: Tensor, *, with_gradient: bool
+    ) -> tuple[Compared, Tensor | None]:
+        """Compare the rows of a chunk `[n, H]`, the drafter's and the target's. Returns also the
+        gradient of each row's loss by the drafter's unscaled state, if it is wanted."""
+        logits = _capped(F.linear(mine, self.own).float(), self.own_cap)
+        goal = _capped(F.linear(theirs, self.their).float(), self.their_cap)
+        agree = logits.argmax(-1) == goal.argmax(-1)
+        loss, gradient = divergence(logits + self.bias, goal + self.bias)
+        if not with_gradient:
+            return Compared(loss, agree), None
+        if self.own_cap is not None:
+            gradient = gradient * (1 - (logits / self.own_cap) ** 2)  # the slope of the cap
+        return Compared(loss, agree), gradient.to(mine.dtype) @ self.own * self.own_scale
+
+
 class _ThroughHead(torch.autograd.Function):
     """Logits take most of the memory in training a drafter: four times the vocabulary for each row.
     Heads are frozen and each row's loss is independent, so a row's gradient is computed together
@@ -67,46 +117,29 @@ class _ThroughHead(torch.autograd.Function):
         device = mine.device.type
         ctx.dtype = mine.dtype
         count = len(mine)
-        if count == 0:  # a batch without a token to learn
-            empty = mine.new_zeros(0, dtype=torch.float32)
-            agree = empty.clone()
-            ctx.mark_non_differentiable(agree)
-            ctx.save_for_backward(torch.zeros_like(mine))
-            return empty, agree
-        dtype = their.head.dtype
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-        # Tables of one vocabulary may be padded differently.
-        size = min(len(own.head), len(their.head))
-        own_head = own.head[:size].to(dtype)
-        their_head = their.head[:size].to(dtype)
-        cap = own.logit_softcap
-        bias = 0.0 if own.bias is None else own.bias
-        # The last chunk is as large as the others: a CPU's bf16 kernels keep memory for every
-        # shape.
-        rows = max(1, min(count, _CHUNK.get(device, _CHUNK["cuda"]) // size))
-        padding = -count % rows
-        mine = F.pad(mine.detach() * own.logit_scale, (0, 0, 0, padding)).to(dtype)
-        theirs = F.pad(theirs * their.logit_scale, (0, 0, 0, padding)).to(dtype)
-        losses = []
-        agreed = []
+        if count == 0:
+            return _nothing_to_learn(ctx, mine)
+        autocast = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if autocast else their.head.dtype
+        heads = _Heads.of(own, their, dtype)
+        rows = max(1, min(count, _CHUNK.get(device, _CHUNK["cuda"]) // len(heads.own)))
+        my_chunks = _chunks(mine.detach() * own.logit_scale, rows, dtype)
+        their_chunks = _chunks(theirs * their.logit_scale, rows, dtype)
+        compared = []
         gradients = []
         with torch.autocast(device, enabled=False):
-            for my_rows, their_rows in zip(mine.split(rows), theirs.split(rows), strict=True):
-                logits = _capped(F.linear(my_rows, own_head).float(), cap)
-                goal = _capped(F.linear(their_rows, their_head).float(), their.logit_softcap)
-                agreed.append(logits.argmax(-1) == goal.argmax(-1))
-                loss, gradient = divergence(logits + bias, goal + bias)
-                losses.append(loss)
-                if ctx.needs_input_grad[0]:
-                    if cap is not None:
-                        gradient = gradient * (1 - (logits / cap) ** 2)  # the slope of the cap
-                    gradients.append(gradient.to(dtype) @ own_head * own.logit_scale)
-        agree = torch.cat(agreed)[:count].float()
+            for my_rows, their_rows in zip(my_chunks, their_chunks, strict=True):
+                of_chunk, gradient = heads.compare(
+                    my_rows, their_rows, with_gradient=ctx.needs_input_grad[0]
+                )
+                compared.append(of_chunk)
+                if gradient is not None:
+                    gradients.append(gradient)
+        agree = torch.cat([of_chunk.agree for of_chunk in compared])[:count].float()
         ctx.mark_non_differentiable(agree)
         if gradients:
             ctx.save_for_backward(torch.cat(gradients)[:count])
-        return torch.cat(losses)[:count], agree
+        return torch.cat([of_chunk.loss for of_chunk in compared])[:count], agree
 
     @staticmethod
     @once_differentiable
@@ -115,6 +148,15 @@ class _ThroughHead(torch.autograd.Function):
         (gradient,) = ctx.saved_tensors
         by_mine = gradient.float() * of_loss.unsqueeze(-1)
         return by_mine.to(ctx.dtype), None, None, None
+
+
+def _nothing_to_learn(ctx: Any, mine: Tensor) -> tuple[Tensor, Tensor]:
+    """The results of a batch without a token to learn, `[0]` each."""
+    loss = mine.new_zeros(0, dtype=torch.float32)
+    agree = loss.clone()
+    ctx.mark_non_differentiable(agree)
+    ctx.save_for_backward(torch.zeros_like(mine))
+    return loss, agree
 
 
 def _capped(logits: Tensor, cap: float | None) -> Tensor:

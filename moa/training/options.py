@@ -237,6 +237,23 @@ def parse(argv: Sequence[str]) -> TrainingConfig:
 
     top, of_attention = _parser()
     args = top.parse_args(argv)
+    _refuse_contradictions(args, of_attention)
+    attention = args.attention or args.paper
+    given = vars(args)
+    names = {field.name for field in dataclasses.fields(TrainingConfig)}
+    values = {name: value for name, value in given.items() if name in names}
+    values["data"] = tuple(args.data)
+    values["kind"] = "attention" if attention else "states"
+    values["shape"] = {name: given[name] for name in SHAPE if given[name] is not None}
+    values["loop"] = given_fields(args, LoopSettings)
+    return TrainingConfig(**values)
+
+
+def _refuse_contradictions(
+    args: argparse.Namespace, of_attention: Sequence[argparse.Action]
+) -> None:
+    """Raise a `UsageError` for flags that do not go together; those in `of_attention` are for a
+    Mixture of Attentions alone."""
     attention = args.attention or args.paper
     if attention and args.states:
         raise UsageError("--states and --attention are two kinds of drafter: give one of them")
@@ -249,11 +266,3 @@ def parse(argv: Sequence[str]) -> TrainingConfig:
         raise UsageError("--init brings its own body: --body cannot be given beside it")
     if args.freeze_body and args.body is None:
         raise UsageError("--freeze-body is for --body MODEL: no other body is worth freezing")
-    given = vars(args)
-    names = {field.name for field in dataclasses.fields(TrainingConfig)}
-    values = {name: value for name, value in given.items() if name in names}
-    values["data"] = tuple(args.data)
-    values["kind"] = "attention" if attention else "states"
-    values["shape"] = {name: given[name] for name in SHAPE if given[name] is not None}
-    values["loop"] = given_fields(args, LoopSettings)
-    return TrainingConfig(**values)

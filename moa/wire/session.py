@@ -357,20 +357,12 @@ class ClientSession:
             raise ProtocolError("the tail of a resumed session does not reach its length")
         self._check(message.tail, message.length)
         self._keep_logprobs(message.logprobs, message.length)
-        unanswered: list[Request] = []
-        last_known = self.settled - 1  # position of the last token that is no news
+        last_known = self.settled - 1 + self._told_again(message)
+        unanswered = [one for one in self.unsettled if not _is_got(one, message)]
         log = self.log[: self.settled] + message.tail
-        for request in self.unsettled:
+        for request in unanswered:
             if isinstance(request, Append):
-                if message.length > request.base:
-                    # The server has got it, and tells its ids again: a prompt is no output.
-                    self._same(request.base, message.tail[: len(request.ids)])
-                    last_known += len(request.ids)
-                else:
-                    log = log + request.ids
-                    unanswered.append(request)
-            elif isinstance(request, Stream) and message.round < request.round:
-                unanswered.append(request)
+                log = log + request.ids
         tokens = tuple(log[last_known + 1 : message.length])
         self.log = log
         self.settled = message.length
@@ -380,13 +372,18 @@ class ClientSession:
         if message.tail:
             self.finish = message.finish
         self.epoch = message.epoch
-        # Resending a round that is still running is harmless (it is answered once), but it costs a
-        # draft on a link that has just been lost.
-        resend: list[Request] = []
-        for request in unanswered:
-            if not isinstance(request, Stream) or request.round != message.running:
-                resend.append(request)
+        resend = [one for one in unanswered if not _is_running(one, message)]
         return Recovered(message.outcome, last_known, tokens, self.finish, tuple(resend))
+
+    def _told_again(self, message: Resumed) -> int:
+        """How many of the first tokens of a resumed session's tail are no news: the ids of appends
+        that the server has got. A prompt is no output, but the server tells it again."""
+        count = 0
+        for request in self.unsettled:
+            if isinstance(request, Append) and _is_got(request, message):
+                self._same(request.base, message.tail[: len(request.ids)])
+                count += len(request.ids)
+        return count
 
     def _gone(self) -> Recovered:
         """Take in that the server does not have the session any more. It is to be opened again with
@@ -474,3 +471,18 @@ class ClientSession:
         """A `ProtocolError` while a round is under way: a session has one at a time."""
         if self.busy:
             raise ProtocolError("a round is under way: wait for its answer, or cancel it")
+
+
+def _is_got(request: Request, resumed: Resumed) -> bool:
+    """Whether the server, which has resumed the session like this, has got a request."""
+    if isinstance(request, Append):
+        return resumed.length > request.base
+    if isinstance(request, Stream):
+        return resumed.round >= request.round
+    return True  # it has the session, so it has been opened
+
+
+def _is_running(request: Request, resumed: Resumed) -> bool:
+    """Whether this is the request of the round that still runs at the server. To send it again would
+    be harmless, for it is answered once, but it costs a draft on a link that has just been lost."""
+    return isinstance(request, Stream) and request.round == resumed.running

@@ -47,8 +47,7 @@ def solve(model: StateDrafter, teacher: TeacherLike, data: PackedRows, at_once: 
     of_token = weights[-width:]
     # What stands for the states of a drafted token: the solution's best guess of `fuse` from the
     # final state alone, which is the last of them.
-    states_by_states = sums.x_by_x[:-width, :-width]
-    final_by_states = states_by_states[-width:]
+    final_by_states = sums.x_by_x[-2 * width : -width, :-width]
     final_by_final = final_by_states[:, -width:]
     own = torch.linalg.solve(final_by_final + ridge[:width, :width], final_by_states @ of_states)
     model.fuse.weight.copy_(_STREAM * of_states.T)
