@@ -221,11 +221,8 @@ class OnnxDrafter:
     def _expand(
         self, growth: GuessTreeGrower, nodes: Sequence[int], call: Call, breadth: int, least: float
     ) -> None:
-        """Add a call's guesses after these nodes to the tree: after each node those whose path is at
-        least as likely as `least`, and the best one in any case; but none that a grammar forbids.
-
-        The graph sorts each node's guesses, the likeliest first, so that a count says which.
-        """
+        """Add a call's guesses after these nodes to the tree, as many after each as
+        `_count_of_kept` says."""
         all_tokens = call.top_tokens[0, :, :breadth].tolist()
         all_scores = call.top_logp[0, :, :breadth].tolist()
         kept_tokens = []
@@ -233,10 +230,7 @@ class OnnxDrafter:
         for node, tokens, scores in zip(nodes, all_tokens, all_scores, strict=True):
             # A score that is no number counts as that of a token which is masked.
             scores = [score if math.isfinite(score) else MASKED for score in scores]
-            likely = sum(growth.tree.scores[node] + score >= least for score in scores)
-            # Tokens that a grammar forbids have very low scores, but are in the list.
-            allowed = sum(score > FORBIDDEN for score in scores)
-            count = min(max(1, likely), allowed)
+            count = _count_of_kept(scores, growth.tree.scores[node], least)
             kept_tokens.append(tokens[:count])
             kept_scores.append(scores[:count])
         growth.expand(nodes, kept_tokens, kept_scores)
@@ -571,6 +565,16 @@ class _DraftRows:
         mask = self._mask[earlier : earlier + len(nodes), :earlier]
         mask[:] = self._mask[parents, :earlier]
         return _Level(first_row, grower.frontier_tokens, parent_rows, mask)
+
+
+def _count_of_kept(scores: Sequence[float], path_score: float, least: float) -> int:
+    """How many guesses after a node join its tree, of those with these scores, the best first: those
+    that are allowed, and whose whole path has at least the score `least`; the best one in any case,
+    if it is allowed."""
+    likely = sum(path_score + score >= least for score in scores)
+    # What a grammar forbids is in the list, too, with a score below those of all other tokens.
+    allowed = sum(score > FORBIDDEN for score in scores)
+    return min(max(1, likely), allowed)
 
 
 def _replace_nan(call: Call) -> None:
