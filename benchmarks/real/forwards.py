@@ -38,7 +38,8 @@ _SESSIONS = 8
 _PAST = 128
 """Tokens of each session before the forward."""
 _CAPACITY = 1024
-_PROMPT = 256
+_PROMPT = 64
+"""Tokens that are read before memory is looked at; all buffers are there from the start."""
 _UBATCH = 512
 """llama.cpp's own most tokens of a call."""
 _TIMES = 7
@@ -52,15 +53,13 @@ def measure(target: str, out: Lines, *, threads: int, library: str = "") -> None
     """Forwards that are not in `out` yet. `library` is a build of llama.cpp other than the
     installed one."""
     shapes = [shape for shape in SHAPES if _key(*shape) not in out]
-    if shapes or "prompt" not in out:
+    if shapes:
         options = LoadOptions(slots=_SESSIONS, capacity=_CAPACITY, threads=threads, library=library)
         ours = LlamaTarget.open(target, options)
         theirs = _plain(target, library, sequences=_SESSIONS, capacity=_CAPACITY, threads=threads)
         pair = _Pair(ours, theirs)
         for sessions, tokens in shapes:
             pair.forward(out, sessions, tokens)
-        if "prompt" not in out:
-            pair.prompt(out)
         ours.close()
         theirs.close()
     for way, taken in (("ours", _taken_by_ours), ("llama.cpp", _taken_by_llama)):
@@ -89,7 +88,7 @@ def _plain(target: str, library: str, *, sequences: int, capacity: int, threads:
 
 def _text(vocab_size: int) -> list[int]:
     """Tokens as they come: a forward takes as long for any."""
-    found: list[int] = np.random.default_rng(0).integers(0, vocab_size, _PROMPT).tolist()
+    found: list[int] = np.random.default_rng(0).integers(0, vocab_size, _PAST).tolist()
     return found
 
 
@@ -100,14 +99,21 @@ class _Pair:
         self._ours = ours
         self._theirs = theirs
         self._text = _text(ours.facts.vocab_size)
-        self._slots = [ours.cache.acquire() for _ in range(_SESSIONS)]
+        self._slots: list[int] = []
+
+    def _begin(self, sessions: int) -> None:
+        """Have so many sessions, each with a text before the forward."""
         past = self._text[:_PAST]
-        for session, slot in enumerate(self._slots):
-            ours.commit(ours.forward([Row.chain(slot, past, "none")]), 0, range(_PAST))
-            theirs.run([Run(session, 0, past, [])])
+        for session in range(len(self._slots), sessions):
+            slot = self._ours.cache.acquire()
+            self._slots.append(slot)
+            step = self._ours.forward([Row.chain(slot, past, "none")])
+            self._ours.commit(step, 0, range(_PAST))
+            self._theirs.run([Run(session, 0, past, [])])
 
     def forward(self, out: Lines, sessions: int, tokens: int) -> None:
         """Every token's logits, of a row in each session."""
+        self._begin(sessions)
         ids = self._text[:tokens]
         rows = [Row.chain(slot, ids, "all") for slot in self._slots[:sessions]]
         runs = [Run(session, _PAST, ids, list(range(tokens))) for session in range(sessions)]
@@ -124,25 +130,6 @@ class _Pair:
         found = _in_turn({"ours": (ours, None), "llama.cpp": (self._call(runs), back)})
         out.add(_key(sessions, tokens), sessions=sessions, tokens=tokens, **found)
         say(f"forward of {sessions} x {tokens}: {found}")
-
-    def prompt(self, out: Lines) -> None:
-        """A whole prompt, of which no logits are wanted but the last token's."""
-        slot = self._slots[0]
-        self._ours.cache.release(slot)
-        again = self._ours.cache.acquire()
-
-        def ours() -> None:
-            # It is not committed: the next forward begins anew.
-            self._ours.forward([Row.chain(again, self._text, "last")])
-
-        def back() -> None:
-            self._theirs.clear(0)
-
-        back()
-        run = Run(0, 0, self._text, [_PROMPT - 1])
-        found = _in_turn({"ours": (ours, None), "llama.cpp": (self._call([run]), back)}, times=1)
-        out.add("prompt", tokens=_PROMPT, **found)
-        say(f"prompt of {_PROMPT}: {found}")
 
     def _call(self, runs: Sequence[Run]) -> Callable[[], None]:
         def call() -> None:
@@ -190,7 +177,7 @@ def _taken_by_ours(target: str, library: str, threads: int) -> dict[str, float]:
     ours = LlamaTarget.open(target, options)
     slot = ours.cache.acquire()
     text = _text(ours.facts.vocab_size)
-    ours.commit(ours.forward([Row.chain(slot, text, "none")]), 0, range(_PROMPT))
+    ours.commit(ours.forward([Row.chain(slot, text[:_PROMPT], "none")]), 0, range(_PROMPT))
     ours.forward([Row.chain(slot, text[:8], "all")]).argmax(0)
     return _megabytes(before)
 
@@ -199,7 +186,7 @@ def _taken_by_llama(target: str, library: str, threads: int) -> dict[str, float]
     before = resident_bytes()
     theirs = _plain(target, library, sequences=_PLACES, capacity=_LONG, threads=threads)
     text = _text(theirs.vocab_size)
-    theirs.run([Run(0, 0, text, [_PROMPT - 1])])
+    theirs.run([Run(0, 0, text[:_PROMPT], [_PROMPT - 1])])
     theirs.run([Run(0, _PROMPT, text[:8], list(range(8)))])
     return _megabytes(before)
 
@@ -230,18 +217,13 @@ def figures(out: Lines) -> dict[str, Any]:
     found = list(out.found.values())
     return {
         "runs": [line for line in found if "sessions" in line],
-        "prompt": [line for line in found if line["key"] == "prompt"],
         "memory": [line for line in found if line["key"].startswith("memory/")],
     }
 
 
 def tables(result: dict[str, Any]) -> str:
-    """A line for each forward, the prompt, and memory."""
+    """A line for each forward, and memory."""
     parts = [("A forward, one core", listing(result["runs"], _COLUMNS))]
-    if result["prompt"]:
-        columns = dict(_COLUMNS)
-        del columns["sessions x tokens"]
-        parts.append(("A prompt", listing(result["prompt"], {"tokens": "{tokens}", **columns})))
     if result["memory"]:
         title = f"Memory, {_PLACES} sessions of {_LONG:,} tokens"
         parts.append((title, listing(result["memory"], _MEMORY)))

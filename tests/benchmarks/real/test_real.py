@@ -263,7 +263,7 @@ def test_forwards_are_timed_beside_llama_cpps_own_and_again_only_what_is_missing
     file = save_gguf(tiny("llama", max_position_embeddings=2048), tmp_path / "tiny.gguf")
     assert main(["forwards", str(tmp_path), str(file)]) == 0
     lines = list(read(tmp_path / "forwards.jsonl"))
-    assert len(lines) == len(forwards.SHAPES) + 3  # the prompt, and the memory of each of the two
+    assert len(lines) == len(forwards.SHAPES) + 2  # the memory of each of the two
     assert all(line["ours"] > 0 < line["llama.cpp"] for line in lines if "sessions" in line)
     assert main(["forwards", str(tmp_path), str(file)]) == 0
     assert len(list(read(tmp_path / "forwards.jsonl"))) == len(lines)
