@@ -152,8 +152,11 @@ def parser() -> argparse.ArgumentParser:
     broken.add_argument("--threads", type=int, default=0, help="of each end")
 
     mixed = _verb(verbs, "mixture", _mixture, "a mixture of experts, drafted and not")
-    mixed.add_argument("--layers", type=int, default=10, help="a tenth of 3.4 GB each")
+    mixed.add_argument("--layers", type=int, default=10, help="of 0.35 GB each")
     mixed.add_argument("--tokens", type=int, default=64, help="of an answer")
+    mixed.add_argument(
+        "--chances", type=float, nargs="+", default=list(mixture.CHANCES), help="of right guesses"
+    )
     mixed.add_argument("--threads", type=int, default=1)
 
     linked = _verb(verbs, "links", _links, "every way over links and times of a forward")
@@ -380,7 +383,7 @@ def _mixture(args: argparse.Namespace) -> None:
         begun = path.with_suffix(".begun")
         mixture.make(begun, layers=args.layers).rename(path)
     out = Lines(args.work / "mixture.jsonl")
-    mixture.measure(path, out, tokens=args.tokens, threads=args.threads)
+    mixture.measure(path, out, tokens=args.tokens, threads=args.threads, chances=args.chances)
 
 
 def _links(args: argparse.Namespace) -> None:
