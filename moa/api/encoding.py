@@ -165,13 +165,7 @@ def _readable(question: Question, context: int) -> tuple[Question, int]:
     what must stay is too long, too."""
     most = context * _CHARACTERS_A_TOKEN
     left_out = 0
-    tools = question.tools
-    if tools is not None and tools.choice != "none":
-        size = len(msgspec.json.encode(tools.tools))
-        if size > most:
-            if tools.choice != "auto":
-                raise _too_long(f"the tools have {size} characters", context)
-            question = replace(question, tools=None)  # they are only offered
+    question = _without_long_tools(question, most, context)
     text = question.text or ""
     if question.messages is not None:
         room = most if question.may_trim else sys.maxsize
@@ -180,6 +174,20 @@ def _readable(question: Question, context: int) -> tuple[Question, int]:
     if len(text) > most:
         raise _too_long(f"the prompt has {len(text)} characters", context)
     return question, left_out
+
+
+def _without_long_tools(question: Question, most: int, context: int) -> Question:
+    """The question without tools that have more than `most` characters, if they are only offered;
+    an `ApiError` if the answer must call one."""
+    tools = question.tools
+    if tools is None or tools.choice == "none":
+        return question
+    size = len(msgspec.json.encode(tools.tools))
+    if size <= most:
+        return question
+    if tools.choice != "auto":
+        raise _too_long(f"the tools have {size} characters", context)
+    return replace(question, tools=None)
 
 
 def _as_characters(

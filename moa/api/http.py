@@ -124,6 +124,31 @@ def event_frame(event: Any, id: str = "") -> bytes:
     return head.encode() + b"data: " + data + b"\n\n"
 
 
+class _FrameClient:
+    """The client of a stream, to which frames are sent."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._sent_at = time.monotonic()
+        """When the latest frame was sent."""
+
+    async def put(self, frame: bytes, *, more: bool = True) -> None:
+        """Send a frame, the last one without `more` to come. A `TimeoutError` for a client that does
+        not read it in time."""
+        async with asyncio.timeout(_SEND_SECONDS):
+            await self._send({"type": "http.response.body", "body": frame, "more_body": more})
+        self._sent_at = time.monotonic()
+
+    async def keep_alive(self, seconds: float) -> None:
+        """Send a comment after each time of so many seconds without a frame, until cancelled."""
+        while True:
+            pause = self._sent_at + seconds - time.monotonic()
+            if pause > 0:
+                await asyncio.sleep(pause)
+            else:
+                await self.put(_KEEPALIVE)
+
+
 class EventStream(Response):
     """Send server-sent events until they end or the client disconnects; then close their
     generator."""
@@ -156,29 +181,14 @@ class EventStream(Response):
         """Send the frames as they come, and a comment as a sign of life after each while without
         any. A client that does not read a frame in time is given up (`TimeoutError`)."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        sent_at = time.monotonic()  # when the latest frame was sent
-
-        async def put(frame: bytes, *, more: bool = True) -> None:
-            nonlocal sent_at
-            async with asyncio.timeout(_SEND_SECONDS):
-                await send({"type": "http.response.body", "body": frame, "more_body": more})
-            sent_at = time.monotonic()
-
-        async def keep_alive() -> None:
-            while True:
-                pause = sent_at + self._alive - time.monotonic()
-                if pause > 0:
-                    await asyncio.sleep(pause)
-                else:
-                    await put(_KEEPALIVE)
-
-        keeping_alive = asyncio.create_task(keep_alive())
+        client = _FrameClient(send)
+        keeping_alive = asyncio.create_task(client.keep_alive(self._alive))
         try:
             async with contextlib.aclosing(self._events) as events:
                 if self._first is not None:
-                    await put(event_frame(self._first))
+                    await client.put(event_frame(self._first))
                 async for event in events:
-                    await put(event_frame(event))
-            await put(b"", more=False)
+                    await client.put(event_frame(event))
+            await client.put(b"", more=False)
         finally:
             keeping_alive.cancel()

@@ -232,17 +232,11 @@ async def _build(options: argparse.Namespace, plan: dict[str, Any]) -> None:
     child = await start_child(
         _BUILD, *arguments, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
-    last_line = ""
     async with _left_nothing(plan["bundle"], child), _ended_after(child, _BUILD_END_SECONDS):
         with _status("making the bundle") as status:
             clock = asyncio.ensure_future(_show_time(status, started, plan["seconds"]))
-            assert child.stderr is not None
             try:
-                async for raw in child.stderr:
-                    line = _clean(raw)
-                    if line:
-                        last_line = line
-                        status.doing = line.removeprefix("moa-export: ")
+                last_line = await _follow(child, status)
                 code = await child.wait()
             finally:
                 clock.cancel()
@@ -261,6 +255,19 @@ async def _left_nothing(bundle: str, child: asyncio.subprocess.Process) -> Async
         place = Path(bundle)
         for folder in place.parent.glob(f".{place.name}.building-{child.pid}-*"):
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+async def _follow(child: asyncio.subprocess.Process, status: _StatusLine) -> str:
+    """Let the status say what a child process writes to its stderr, until that ends. Returns the last
+    line."""
+    assert child.stderr is not None
+    last_line = ""
+    async for raw in child.stderr:
+        line = _clean(raw)
+        if line:
+            last_line = line
+            status.doing = line.removeprefix("moa-export: ")
+    return last_line
 
 
 async def _show_time(status: _StatusLine, started: float, estimated: float) -> None:

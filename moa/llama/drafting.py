@@ -170,21 +170,9 @@ class LlamaDrafting:
         the logits `[vocab]` after each draft's last token; a slot without a draft gets none."""
         rows = []
         for slot, draft in drafts.items():
-            text = self._texts[slot]
-            wanted = [*text.ids, *draft]
-            keep = _common_length(text.held, wanted)
-            if draft:
-                keep = min(keep, len(wanted) - 1)  # its last token's logits are wanted
-            self._runtime.cut(slot, keep)  # what fills a call up is behind the held tokens, too
-            text.held = wanted  # when the calls below have run
-            rest = wanted[keep:]
-            if rest:
-                judged = [len(rest) - 1] if draft else []
-                rows.append(
-                    Pieces(
-                        row=slot, sequence=slot, start=keep, tokens=rest, skipped=0, judged=judged
-                    )
-                )
+            piece = self._piece(slot, draft)
+            if piece is not None:
+                rows.append(piece)
         logits_by_slot = {}
         for call in self._calls.of(rows):
             runs = [Run(part.sequence, part.start, part.tokens, part.judged) for part in call]
@@ -192,6 +180,22 @@ class LlamaDrafting:
                 if part.judged:
                     logits_by_slot[part.row] = logits[0]
         return logits_by_slot
+
+    def _piece(self, slot: int, draft: Sequence[int]) -> Pieces | None:
+        """The tokens of a slot's text, and of the draft behind it, that llama.cpp does not hold; None
+        where it holds all. What it holds behind the tokens that they have in common is forgotten."""
+        text = self._texts[slot]
+        wanted = [*text.ids, *draft]
+        keep = _common_length(text.held, wanted)
+        if draft:
+            keep = min(keep, len(wanted) - 1)  # its last token's logits are wanted
+        self._runtime.cut(slot, keep)  # what fills a call up is behind the held tokens, too
+        text.held = wanted  # when the piece has run
+        rest = wanted[keep:]
+        if not rest:
+            return None
+        judged = [len(rest) - 1] if draft else []
+        return Pieces(row=slot, sequence=slot, start=keep, tokens=rest, skipped=0, judged=judged)
 
 
 @dataclass

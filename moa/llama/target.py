@@ -282,34 +282,35 @@ class LlamaTarget:
     def _run(self, step: LlamaStep, nodes_with_logits: dict[int, list[int]]) -> None:
         """Run rows of a step's batch in calls of llama.cpp, and keep in the step the logits after
         the nodes (tokens) that `nodes_with_logits` names for each row."""
-        batch = step.batch
-        pieces = []
-        for b, nodes in nodes_with_logits.items():
-            slot = batch.slots[b]
-            # A draft of an earlier forward may be in the way; committed tokens may go with it.
-            forgotten = self.cache.rewind(slot)
-            tokens = batch.ids[batch.starts[b] : batch.starts[b + 1]].tolist()
-            if self.runtime.recurrent and len(tokens) > 1:
-                # A part of these tokens may be rejected, and a running state cannot be cut.
-                self.cache.keep_state(slot)
-            pieces.append(
-                Pieces(
-                    row=b,
-                    sequence=self.cache.sequence(slot),
-                    start=self.cache.held(slot),
-                    tokens=[*forgotten, *tokens],
-                    skipped=len(forgotten),
-                    judged=nodes,
-                )
-            )
+        slots = step.batch.slots
+        pieces = [self._piece(step.batch, b, nodes) for b, nodes in nodes_with_logits.items()]
         for call in self._calls.of(pieces):
             runs = [Run(part.sequence, part.start, part.tokens, part.judged) for part in call]
             for part in call:
-                self.cache.ran(batch.slots[part.row], part.start + len(part.tokens))
+                self.cache.ran(slots[part.row], part.start + len(part.tokens))
             logits_of_parts = self.runtime.run(runs, unit=self._calls.unit)
             for part, logits in zip(call, logits_of_parts, strict=True):
                 nodes_of_part = [Node(part.row, part.first + place) for place in part.judged]
                 step.keep(dict(zip(nodes_of_part, logits, strict=True)))
+
+    def _piece(self, batch: RowBatch, b: int, nodes: list[int]) -> Pieces:
+        """The tokens of row b that llama.cpp is to run, and the nodes that get logits. Its slot is
+        taken back to what is committed."""
+        slot = batch.slots[b]
+        # A draft of an earlier forward may be in the way; committed tokens may go with it.
+        forgotten = self.cache.rewind(slot)
+        tokens = batch.ids[batch.starts[b] : batch.starts[b + 1]].tolist()
+        if self.runtime.recurrent and len(tokens) > 1:
+            # A part of these tokens may be rejected, and a running state cannot be cut.
+            self.cache.keep_state(slot)
+        return Pieces(
+            row=b,
+            sequence=self.cache.sequence(slot),
+            start=self.cache.held(slot),
+            tokens=[*forgotten, *tokens],
+            skipped=len(forgotten),
+            judged=nodes,
+        )
 
     def commit(self, step: Any, b: int, path: Sequence[int]) -> CommittedTokens:
         """Append `path`, the accepted nodes of row b's draft, to the text of its slot. They must be

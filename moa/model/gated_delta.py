@@ -63,17 +63,8 @@ class GatedDelta(nn.Module):
         """Compute what the library's layer does, of one row `[1, T, hidden]`; the states before it
         are taken from `cache`, and those after it put there."""
         layer = self.layer
-        tokens = hidden_states.shape[1]
-        mixed = cache.update_conv_state(
-            layer.in_proj_qkv(hidden_states).transpose(1, 2),
-            layer.layer_idx,
-            conv_kernel_size=layer.conv_kernel_size,
-        )
-        conv = layer.conv1d
-        mixed = F.silu(F.conv1d(mixed, conv.weight, conv.bias, groups=conv.groups))
-        mixed = mixed[:, :, -tokens:].transpose(1, 2)  # without the inputs before the step
         widths = [layer.key_dim, layer.key_dim, layer.value_dim]
-        query, key, value = torch.split(mixed, widths, dim=-1)
+        query, key, value = torch.split(self._mixed(hidden_states, cache), widths, dim=-1)
         rate = layer.in_proj_b(hidden_states).sigmoid()
         steps = F.softplus(layer.in_proj_a(hidden_states).float() + layer.dt_bias)
         decay = -layer.A_log.float().exp() * steps
@@ -86,6 +77,20 @@ class GatedDelta(nn.Module):
         normed = layer.norm(read.reshape(-1, width), gate)
         out: Tensor = layer.out_proj(normed.reshape(*hidden_states.shape[:2], layer.value_dim))
         return out
+
+    def _mixed(self, hidden_states: Tensor, cache: Any) -> Tensor:
+        """Queries, keys and values of these tokens side by side, each mixed with those just before
+        it by a short convolution."""
+        layer = self.layer
+        conv = layer.conv1d
+        inputs = cache.update_conv_state(
+            layer.in_proj_qkv(hidden_states).transpose(1, 2),
+            layer.layer_idx,
+            conv_kernel_size=layer.conv_kernel_size,
+        )
+        mixed = F.silu(F.conv1d(inputs, conv.weight, conv.bias, groups=conv.groups))
+        tokens = hidden_states.shape[1]
+        return mixed[:, :, -tokens:].transpose(1, 2)  # without the inputs before the step
 
     def _unit(self, packed: Tensor) -> Tensor:
         """Scale the heads of queries or keys `[B, T, heads * width]` to length one, and repeat each

@@ -373,6 +373,10 @@ def _tokenizer_settings(tokenizer: GgufTokenizer, longest: int) -> dict[str, Any
 # ---- weights
 
 
+Change = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+"""Turns the numbers of a tensor into others."""
+
+
 @dataclass(frozen=True)
 class _Tensor:
     """One of the folder's tensors, and where it comes from."""
@@ -380,7 +384,7 @@ class _Tensor:
     name: str
     path: Path
     stored: StoredBlocks
-    change: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None
+    change: Change | None
     """What turns the file's numbers into transformers', where the two differ."""
     dtype: str
     """As safetensors names it: `F32` or `BF16`."""
@@ -453,7 +457,6 @@ def _renamed(model: GgufModel, config: Mapping[str, Any]) -> Iterator[_Tensor]:
     """Yield the tensors of a GGUF model as the folder is to have them: each under transformers'
     name, with the function that changes its numbers where llama.cpp stores them otherwise."""
     is_gemma = config["model_type"].startswith("gemma")
-    is_llama = config["model_type"] == "llama"
     for path, stored in model.tensors:
         if stored.name == _ROTATIONS:
             continue  # the config's `rope_scaling` says it (`_llama3_rotation`)
@@ -464,15 +467,22 @@ def _renamed(model: GgufModel, config: Mapping[str, Any]) -> Iterator[_Tensor]:
                 f"{path}: tensor {stored.name} has no place in a {config['model_type']} model",
                 hint="take the model's folder",
             )
-        change: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
-        if is_gemma and "norm" in name:
-            change = _less_one
-        elif is_llama and name.endswith("q_proj"):
-            change = partial(_halves_apart, heads=config["num_attention_heads"])
-        elif is_llama and name.endswith("k_proj"):
-            change = partial(_halves_apart, heads=config["num_key_value_heads"])
         dtype = "F32" if len(stored.shape) == 1 else "BF16"
-        yield _Tensor(f"{name}.{leaf}", path, stored, change, dtype)
+        yield _Tensor(f"{name}.{leaf}", path, stored, _change_of(name, config), dtype)
+
+
+def _change_of(name: str, config: Mapping[str, Any]) -> Change | None:
+    """What turns the numbers of a file's tensor, which transformers has under this name, into
+    transformers' numbers; None where the two are the same."""
+    if config["model_type"].startswith("gemma") and "norm" in name:
+        return _less_one
+    if config["model_type"] != "llama":
+        return None
+    if name.endswith("q_proj"):
+        return partial(_halves_apart, heads=config["num_attention_heads"])
+    if name.endswith("k_proj"):
+        return partial(_halves_apart, heads=config["num_key_value_heads"])
+    return None
 
 
 def _name(part: str, layer_names: Mapping[str, str]) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from moa.errors import UsageError
 from moa.sampling import SamplingSettings
-from moa.target.generate import generate
+from moa.target.generate import Continued, generate
 from moa.target.torch_target import Target
 from moa.training.progress import Progress
 
@@ -72,24 +72,22 @@ class GeneratedAnswers:
         ):
             for first in range(done, len(asked), window):
                 started = time.perf_counter()
-                # The noise of a sampled token is a function of seed and position: another seed for
-                # every window.
-                sampling = SamplingSettings(
-                    temperature=self.made_with["temperature"], seed=self.made_with["seed"] + first
+                answers = generate(
+                    target, asked[first : first + window], new_tokens, self._sampling(first)
                 )
-                answers = generate(target, asked[first : first + window], new_tokens, sampling)
-                for answer in answers:
-                    line = {
-                        "ids": answer.ids,
-                        "prompt_tokens": answer.prompt,
-                        "finish": answer.finish,
-                    }
-                    file.write(json.dumps(line) + "\n")
+                file.writelines(_line(answer) for answer in answers)
                 file.flush()
                 tokens = sum(len(answer.ids) - answer.prompt for answer in answers)
                 seconds = time.perf_counter() - started
                 bar.advance({"tokens_per_s": tokens / seconds}, len(answers))
         self._note(complete=True)
+
+    def _sampling(self, first: int) -> SamplingSettings:
+        """How the answers of a window are drawn whose first one has this number. The noise of a
+        sampled token is a function of seed and position: so every window has another seed."""
+        return SamplingSettings(
+            temperature=self.made_with["temperature"], seed=self.made_with["seed"] + first
+        )
 
     def _whole_windows(self, size: int) -> int:
         """Cut the file after its last whole window of `size` answers, and return how many answers
@@ -111,3 +109,13 @@ class GeneratedAnswers:
         """Write down what the answers are made with, and whether all are there."""
         about = {"complete": complete, "made_with": self.made_with}
         self._about.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def _line(answer: Continued) -> str:
+    """An answer's line in the file."""
+    content = {
+        "ids": answer.ids,
+        "prompt_tokens": answer.prompt,
+        "finish": answer.finish,
+    }
+    return json.dumps(content) + "\n"

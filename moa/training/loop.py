@@ -284,24 +284,28 @@ class Loop:
         if folder is None:
             return
         try:
-            state = torch.load(folder / "state.pt", weights_only=True, map_location=self.device)
-            self._refuse_another(json.loads(state.get("identity", "{}")))
-            parameters = self._trained_parameters()
-            only_in_one = set(parameters) ^ set(state["module"])  # names
-            if only_in_one:
-                raise ValueError(f"{min(only_in_one)} is not in both")
-            with torch.no_grad():
-                for name, value in state["module"].items():
-                    parameters[name].copy_(value)
-            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(saved)
-            with (folder / "history.jsonl").open(encoding="utf-8") as file:
-                self._history = [json.loads(line) for line in file]
+            self._load(folder)
         except (OSError, RuntimeError, KeyError, ValueError, EOFError, UnpicklingError) as error:
             raise UsageError(
                 f"the checkpoint in {folder} does not fit this run: {str(error).splitlines()[0]}",
                 hint="use the flags it was made with, or another --out",
             ) from None
+
+    def _load(self, folder: Path) -> None:
+        """Take weights, optimizers, history and step from the checkpoint in this folder."""
+        state = torch.load(folder / "state.pt", weights_only=True, map_location=self.device)
+        self._refuse_another(json.loads(state.get("identity", "{}")))
+        parameters = self._trained_parameters()
+        only_in_one = set(parameters) ^ set(state["module"])  # names
+        if only_in_one:
+            raise ValueError(f"{min(only_in_one)} is not in both")
+        with torch.no_grad():
+            for name, value in state["module"].items():
+                parameters[name].copy_(value)
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        with (folder / "history.jsonl").open(encoding="utf-8") as file:
+            self._history = [json.loads(line) for line in file]
         self.step = state["step"]
 
     def checkpointed_step(self) -> int:
@@ -346,26 +350,32 @@ def _optimizers(
     embeddings, norms and biases. With `adam` Adam trains everything."""
     rate = settings.learning_rate
     decay = settings.weight_decay
-    matrices: list[nn.Parameter] = []
+    optimizers: list[torch.optim.Optimizer] = []
     others = parameters
     if settings.optimizer == "muon":
-        embeddings = {
-            id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)
-        }
-        others = []
-        for parameter in parameters:
-            is_matrix = parameter.ndim == 2 and min(parameter.shape) > 1
-            if is_matrix and id(parameter) not in embeddings:
-                matrices.append(parameter)
-            else:
-                others.append(parameter)
-    optimizers: list[torch.optim.Optimizer] = []
-    if settings.optimizer == "muon":
+        matrices, others = _matrices_and_others(parameters, module)
         dtype = torch.bfloat16 if fast_precision(parameters[0].device) == "bf16" else torch.float32
         optimizers.append(Muon(matrices, lr=rate, weight_decay=decay, dtype=dtype))
     if others:
         optimizers.append(torch.optim.AdamW(others, lr=rate, betas=_ADAM_BETAS, weight_decay=decay))
     return optimizers
+
+
+def _matrices_and_others(
+    parameters: list[nn.Parameter], module: nn.Module
+) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The parameters that are matrices, but for embeddings, whose rows have nothing to do with each
+    other; and all others."""
+    embeddings = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
+    matrices = []
+    others = []
+    for parameter in parameters:
+        is_matrix = parameter.ndim == 2 and min(parameter.shape) > 1
+        if is_matrix and id(parameter) not in embeddings:
+            matrices.append(parameter)
+        else:
+            others.append(parameter)
+    return matrices, others
 
 
 def fast_precision(device: torch.device) -> Literal["bf16", "fp32"]:

@@ -76,26 +76,29 @@ class AnchorRule:
         document; -1 where there is none. Anchors are the tokens up to which a drafter knows the
         target's activations: all of a prompt's, and in the answer one at each spacing, which is
         drawn anew for each document and step."""
-        rows, length = batch.ids.shape
-        result = np.empty((rows, length), dtype=np.int64)
-        index = np.arange(length)
-        for row in range(rows):
+        result = np.empty(batch.ids.shape, dtype=np.int64)
+        for row in range(len(result)):
             random = np.random.default_rng([seed, step, int(batch.rows[row])])
-            segments = batch.segments[row]
-            positions = batch.positions[row]
-            # These arrays are by document; indexed with `segments` they are by token.
-            documents = int(segments.max()) + 1
-            spacings, cold_documents = self._draw(random, documents)
-            phases = random.integers(0, _NEVER, documents)  # where the first anchor is
-            spacing = spacings[segments]
-            is_spaced = (positions + phases[segments]) % spacing == 0
-            is_prompt = ~batch.wanted[row]
-            is_anchor = is_prompt | (is_spaced & (spacing < length))
-            is_anchor &= ~cold_documents[segments]
-            document_start = index - positions  # an anchor before it is of another document
+            is_anchor = self._anchors(batch, row, random)
+            index = np.arange(len(is_anchor))
             latest = np.maximum.accumulate(np.where(is_anchor, index, -1))
+            document_start = index - batch.positions[row]
+            # An anchor before it is of another document.
             result[row] = np.where(latest >= document_start, latest, -1)
         return result
+
+    def _anchors(self, batch: Batch, row: int, random: np.random.Generator) -> NDArray[np.bool_]:
+        """Draw the anchors of one row of a batch: a flag for each of its tokens."""
+        segments = batch.segments[row]
+        # By document; indexed with `segments` these arrays are by token.
+        documents = int(segments.max()) + 1
+        spacings, cold_documents = self._draw(random, documents)
+        phases = random.integers(0, _NEVER, documents)  # where the first anchor is
+        spacing = spacings[segments]
+        is_spaced = (batch.positions[row] + phases[segments]) % spacing == 0
+        is_prompt = ~batch.wanted[row]
+        is_anchor = is_prompt | (is_spaced & (spacing < len(segments)))
+        return is_anchor & ~cold_documents[segments]
 
     def _draw(
         self, random: np.random.Generator, documents: int

@@ -55,42 +55,44 @@ class Weights:
         are joined to one, and the model's own layers become views of it. `windows` are the tokens
         that each layer looks back, None: all; `capacity` is the most tokens of a text."""
         backbone = model.get_decoder()
-        layers = []
-        for layer, window in zip(backbone.layers, windows, strict=True):
-            attention = layer.self_attn
-            mlp = layer.mlp
-            qkv, bias = join_weights([attention.q_proj, attention.k_proj, attention.v_proj])
-            query_norm = getattr(attention, "q_norm", None)
-            key_norm = getattr(attention, "k_norm", None)
-            head_norms = None
-            if query_norm is not None and key_norm is not None:
-                head_norms = (query_norm.weight.float(), key_norm.weight.float())
-            layers.append(
-                Layer(
-                    attention_norm=layer.input_layernorm.weight.float(),
-                    qkv=qkv,
-                    qkv_bias=bias,
-                    head_norms=head_norms,
-                    out=attention.o_proj.weight,
-                    out_bias=attention.o_proj.bias,
-                    mlp_norm=layer.post_attention_layernorm.weight.float(),
-                    gate_up=join_weights([mlp.gate_proj, mlp.up_proj])[0],
-                    down=mlp.down_proj.weight,
-                    window=window or 0,
-                    scale=attention.scaling,
-                )
-            )
         embedding = backbone.embed_tokens.weight
-        head = model.get_output_embeddings().weight
         table = rotary_table(backbone, embedding[:1].float(), capacity)
         return cls(
             facts=facts,
             embedding=embedding,
-            layers=layers,
+            layers=[
+                _layer(layer, window)
+                for layer, window in zip(backbone.layers, windows, strict=True)
+            ],
             norm=backbone.norm.weight.float(),
-            head=head,
+            head=model.get_output_embeddings().weight,
             rotary_table=table.float().contiguous(),
         )
+
+
+def _layer(layer: Any, window: int | None) -> Layer:
+    """The weights of one of the library's layers, which looks back so many tokens (None: all)."""
+    attention = layer.self_attn
+    mlp = layer.mlp
+    qkv, bias = join_weights([attention.q_proj, attention.k_proj, attention.v_proj])
+    query_norm = getattr(attention, "q_norm", None)
+    key_norm = getattr(attention, "k_norm", None)
+    head_norms = None
+    if query_norm is not None and key_norm is not None:
+        head_norms = (query_norm.weight.float(), key_norm.weight.float())
+    return Layer(
+        attention_norm=layer.input_layernorm.weight.float(),
+        qkv=qkv,
+        qkv_bias=bias,
+        head_norms=head_norms,
+        out=attention.o_proj.weight,
+        out_bias=attention.o_proj.bias,
+        mlp_norm=layer.post_attention_layernorm.weight.float(),
+        gate_up=join_weights([mlp.gate_proj, mlp.up_proj])[0],
+        down=mlp.down_proj.weight,
+        window=window or 0,
+        scale=attention.scaling,
+    )
 
 
 def can_run(model: Any, facts: TargetFacts) -> bool:
