@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moa.drafters.captured_chains import ChainStep
 from moa.drafters.contract import Drafter, Drafting
-from moa.drafters.drafting import Level, TorchDrafting, mask_over
+from moa.drafters.drafting import Level, TorchDrafting, causal_over, mask_over
 from moa.manifest import KVHeads
 from moa.model.borrowed import Rows
 from moa.model.slots import SlotPool
@@ -164,21 +164,13 @@ class BodyDrafting(TorchDrafting):
         """Compute the body's keys and values of more tokens of a slot's text, and append them to
         its cache. Their activation records, if the drafter reads any, must be in the slot
         already."""
-        start = self.pool.lengths[slot]
-        count = len(tokens)
-        if count == 0:
+        if len(tokens) == 0:
             return
-        ids = torch.tensor([list(tokens)], device=self.device)
-        positions = torch.arange(start, start + count, device=self.device).unsqueeze(0)
-        past_keys = self.pool.k[:, slot : slot + 1, :, :start]
-        past_values = self.pool.v[:, slot : slot + 1, :, :start]
-        past = list(zip(past_keys, past_values, strict=True))
-        # Each token sees the whole past, and of the new tokens itself and those before it.
-        causal = np.tril(np.ones((1, 1, count, start + count), np.bool_), start)
-        rows = self.drafter.extend(ids, positions, mask_over(causal, self.pool), past)
-        keys = torch.cat([key for key, _ in rows])
-        values = torch.cat([value for _, value in rows])
-        self.pool.append(slot, keys, values)
+        start = self.pool.lengths[slot]
+        ids, positions = self.piece_of_text(tokens, start)
+        mask = causal_over(len(tokens), self.pool, start)
+        rows = self.drafter.extend(ids, positions, mask, self.pool.prefix(slot))
+        self.pool.append_layers(slot, rows)
 
     def logits(self, level: Level) -> Tensor:
         """Logits `[B, T, vocab]` after each node of a level, the drafted tokens of one depth in B

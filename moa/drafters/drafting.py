@@ -169,6 +169,13 @@ class TorchDrafting:
         """Give a slot back."""
         self.pool.release(slot)
 
+    def piece_of_text(self, tokens: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
+        """Tokens of a text from position `start` on as the model takes them: ids and positions,
+        `[1, n]` each."""
+        ids = torch.tensor([list(tokens)], device=self.device)
+        positions = torch.arange(start, start + len(tokens), device=self.device)
+        return ids, positions.unsqueeze(0)
+
 
 class Level:
     """One level of several trees, the nodes of one depth in each, padded into tensors: the input of
@@ -264,3 +271,9 @@ class Level:
 def mask_over(visible: np.ndarray, pool: SlotPool) -> Tensor:
     """The additive mask of what is visible of a pool's rows, on its device and in its precision."""
     return additive(torch.from_numpy(visible).to(pool.k.device), pool.k.dtype)
+
+
+def causal_over(count: int, pool: SlotPool, start: int) -> Tensor:
+    """The additive mask of `count` tokens behind `start` rows of a pool: each sees all of these
+    rows, and of the tokens itself and those before it."""
+    return mask_over(np.tril(np.ones((1, 1, count, start + count), np.bool_), start), pool)

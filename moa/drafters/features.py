@@ -156,8 +156,7 @@ class FeatureDrafting(TorchDrafting):
         features = self.model.read(states.to(self.model.weight.dtype))
         # A token reads the feature of the token before it.
         features_before = torch.cat([self._newest[slot].unsqueeze(0), features[:-1]])
-        ids = torch.tensor([list(tokens)], device=self.device)
-        positions = torch.arange(start, start + len(tokens), device=self.device).unsqueeze(0)
+        ids, positions = self.piece_of_text(tokens, start)
         self.pool.append(slot, *self.model.rows(ids, features_before.unsqueeze(0), positions))
         self._newest[slot] = features[-1]
 

@@ -61,3 +61,16 @@ class SlotPool(Slots):
         self.k[:, slot, :, start : start + count] = k
         self.v[:, slot, :, start : start + count] = v
         self.lengths[slot] = start + count
+
+    def prefix(self, slot: int) -> list[tuple[Tensor, Tensor]]:
+        """The keys and values of a slot's prefix by layer, `[1, heads, n, D]` each: views."""
+        stop = self.lengths[slot]
+        keys = self.k[:, slot : slot + 1, :, :stop]
+        values = self.v[:, slot : slot + 1, :, :stop]
+        return list(zip(keys, values, strict=True))
+
+    def append_layers(self, slot: int, rows: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Add the keys and values `[1, heads, n, D]` of each layer to a slot's prefix."""
+        keys = torch.cat([key for key, _ in rows])
+        values = torch.cat([value for _, value in rows])
+        self.append(slot, keys, values)

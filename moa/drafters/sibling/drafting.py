@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from moa.drafters.contract import DraftRequest
-from moa.drafters.drafting import Level, TorchDrafting, mask_over
+from moa.drafters.drafting import Level, TorchDrafting, causal_over
 from moa.model.borrowed import Rows
 from moa.model.slots import SlotPool
 from moa.target.torch_target import Committed
@@ -93,39 +92,24 @@ class MixedDrafting(TorchDrafting):
     def read(self, slot: int, tokens: Sequence[int]) -> None:
         """Compute the keys, values and running states of more tokens of a slot's text, and store
         them behind those of the tokens that it has read."""
-        count = len(tokens)
-        if not count:
+        if len(tokens) == 0:
             return
         start = self.pool.lengths[slot]
-        ids = torch.tensor([list(tokens)], device=self.device)
-        positions = torch.arange(start, start + count, device=self.device).unsqueeze(0)
-        # Each token sees the whole past, and of the new tokens itself and those before it.
-        causal = np.tril(np.ones((1, 1, count, start + count), np.bool_), start)
-        past = {
-            shape: list(
-                zip(
-                    pool.k[:, slot : slot + 1, :, :start],
-                    pool.v[:, slot : slot + 1, :, :start],
-                    strict=True,
-                )
-            )
-            for shape, pool in self._pools.items()
-        }
+        ids, positions = self.piece_of_text(tokens, start)
+        past = {shape: pool.prefix(slot) for shape, pool in self._pools.items()}
         # No final state is wanted: where the last layers keep nothing, they run for one token
         # alone.
-        last = torch.tensor([count - 1], device=self.device)
+        last = torch.tensor([len(tokens) - 1], device=self.device)
         _, rows, self._read[slot] = self._step(
             ids,
             positions,
-            mask_over(causal, self.pool),
+            causal_over(len(tokens), self.pool, start),
             self._by_layer(past),
             self._read[slot],
             queries=last,
         )
-        for shape, of_pool in self._by_pool(rows).items():
-            keys = torch.cat([key for key, _ in of_pool])
-            values = torch.cat([value for _, value in of_pool])
-            self._pools[shape].append(slot, keys, values)
+        for shape, rows_of_pool in self._by_pool(rows).items():
+            self._pools[shape].append_layers(slot, rows_of_pool)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """Draft a tree of guesses for each request. Where layers keep running states it is a chain,
