@@ -290,10 +290,10 @@ class Target:
         self.embedding_scale = float(torch.tensor(scaling.embedding, dtype=self.dtype))
         self.logit_softcap = scaling.softcap
         self.logit_scale = scaling.logits
-        if not packed or not can_run(model, facts):
+        if packed and can_run(model, facts):
+            accelerator = accelerator or Accelerator.of(self.device, library_products=not exact)
+        else:
             accelerator = None
-        elif accelerator is None:
-            accelerator = Accelerator.of(self.device, library_products=not exact)
         capacity = min(capacity, facts.max_positions)
         # Frequencies that depend on the longest text are fixed now, before any decoder reads them.
         settle_rope(model.get_decoder(), longest=capacity)

@@ -120,9 +120,8 @@ def _run(run: TrainingRun, argv: list[str], started: float) -> dict[str, Any] | 
         "tokens": rows.tokens,
         "result": figures,
     }
-    (out / "training.json").write_text(
-        json.dumps(record, indent=2, default=str) + "\n", encoding="utf-8"
-    )
+    text = json.dumps(record, indent=2, default=str)
+    (out / "training.json").write_text(text + "\n", encoding="utf-8")
     return figures
 
 

@@ -85,20 +85,27 @@ class _Heads(NamedTuple):
             own_scale=own.logit_scale,
         )
 
-    def compare(
-        self, mine: Tensor, theirs: Tensor, *, with_gradient: bool
-    ) -> tuple[Compared, Tensor | None]:
-        """Compare the rows of a chunk `[n, H]`, the drafter's and the target's. Returns also the
-        gradient of each row's loss by the drafter's unscaled state, if it is wanted."""
+    def compare(self, mine: Tensor, theirs: Tensor, *, with_gradient: bool) -> _Chunk:
+        """Compare the rows of a chunk `[n, H]`, the drafter's and the target's."""
         logits = _capped(F.linear(mine, self.own).float(), self.own_cap)
         goal = _capped(F.linear(theirs, self.their).float(), self.their_cap)
         agree = logits.argmax(-1) == goal.argmax(-1)
         loss, gradient = divergence(logits + self.bias, goal + self.bias)
         if not with_gradient:
-            return Compared(loss, agree), None
+            return _Chunk(loss, agree, None)
         if self.own_cap is not None:
             gradient = gradient * (1 - (logits / self.own_cap) ** 2)  # the slope of the cap
-        return Compared(loss, agree), gradient.to(mine.dtype) @ self.own * self.own_scale
+        return _Chunk(loss, agree, gradient.to(mine.dtype) @ self.own * self.own_scale)
+
+
+class _Chunk(NamedTuple):
+    """What some rows of final states give, `[n, ...]` each."""
+
+    loss: Tensor
+    agree: Tensor
+    """Whether both choose the same token."""
+    gradient: Tensor | None
+    """Of each row's loss, by the drafter's state before it was scaled; None where none is wanted."""
 
 
 class _ThroughHead(torch.autograd.Function):
@@ -125,21 +132,19 @@ class _ThroughHead(torch.autograd.Function):
         rows = max(1, min(count, _CHUNK.get(device, _CHUNK["cuda"]) // len(heads.own)))
         my_chunks = _chunks(mine.detach() * own.logit_scale, rows, dtype)
         their_chunks = _chunks(theirs * their.logit_scale, rows, dtype)
-        compared = []
-        gradients = []
         with torch.autocast(device, enabled=False):
-            for my_rows, their_rows in zip(my_chunks, their_chunks, strict=True):
-                of_chunk, gradient = heads.compare(
-                    my_rows, their_rows, with_gradient=ctx.needs_input_grad[0]
-                )
-                compared.append(of_chunk)
-                if gradient is not None:
-                    gradients.append(gradient)
-        agree = torch.cat([of_chunk.agree for of_chunk in compared])[:count].float()
+            results = [
+                heads.compare(my_rows, their_rows, with_gradient=ctx.needs_input_grad[0])
+                for my_rows, their_rows in zip(my_chunks, their_chunks, strict=True)
+            ]
+        # Without the padding behind the last chunk.
+        loss = torch.cat([chunk.loss for chunk in results])[:count]
+        agree = torch.cat([chunk.agree for chunk in results])[:count].float()
         ctx.mark_non_differentiable(agree)
+        gradients = [chunk.gradient for chunk in results if chunk.gradient is not None]
         if gradients:
             ctx.save_for_backward(torch.cat(gradients)[:count])
-        return torch.cat([of_chunk.loss for of_chunk in compared])[:count], agree
+        return loss, agree
 
     @staticmethod
     @once_differentiable

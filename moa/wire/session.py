@@ -359,10 +359,7 @@ class ClientSession:
         self._keep_logprobs(message.logprobs, message.length)
         last_known = self.settled - 1 + self._told_again(message)
         unanswered = [one for one in self.unsettled if not _is_got(one, message)]
-        log = self.log[: self.settled] + message.tail
-        for request in unanswered:
-            if isinstance(request, Append):
-                log = log + request.ids
+        log = self._log_behind(message.tail, unanswered)
         tokens = tuple(log[last_known + 1 : message.length])
         self.log = log
         self.settled = message.length
@@ -374,6 +371,15 @@ class ClientSession:
         self.epoch = message.epoch
         resend = [one for one in unanswered if not _is_running(one, message)]
         return Recovered(message.outcome, last_known, tokens, self.finish, tuple(resend))
+
+    def _log_behind(self, tail: Sequence[int], unanswered: Sequence[Request]) -> list[int]:
+        """The log that a resumed session has: what was settled, the tail that the server brings, and
+        the ids of appends that it has not got yet."""
+        log = [*self.log[: self.settled], *tail]
+        for request in unanswered:
+            if isinstance(request, Append):
+                log += request.ids
+        return log
 
     def _told_again(self, message: Resumed) -> int:
         """How many of the first tokens of a resumed session's tail are no news: the ids of appends
