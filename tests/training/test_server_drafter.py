@@ -18,10 +18,12 @@ from moa.errors import ConfigError
 from moa.model.blocks import additive
 from moa.model.borrowed import SharedWeights
 from moa.target.loading import load_model
+from moa.training import options
 from moa.training.data import PackedRows
+from moa.training.run import TrainingRun
 from moa.training.teacher import Teacher
 from testing.tiny import save_tiny
-from tests.training.test_cli import train
+from tests.training.test_cli import SMALL, train
 
 
 @torch.inference_mode()
@@ -113,6 +115,28 @@ def test_a_run_leaves_a_drafter_of_this_target(
         (out / "config.json").write_text(json.dumps(config | change), encoding="utf-8")
         with pytest.raises(ConfigError, match=error):
             StateDrafter.load(out, loaded.facts, shared)
+
+
+@pytest.mark.parametrize(("words", "is_part"), [("40", True), ("0", False)])
+@pytest.mark.parametrize("kind", ["--states", "--attention"])
+def test_a_step_compares_a_part_of_a_large_head(
+    target: Path,
+    chats: Path,
+    rows: PackedRows,
+    tmp_path: Path,
+    words: str,
+    is_part: bool,
+    kind: str,
+) -> None:
+    flags = ["--data", str(chats), "--out", str(tmp_path), *SMALL, kind, "--head-words", words]
+    run = TrainingRun.of(options.parse([str(target), *flags]), torch.device("cpu"))
+    run.sample_the_head(rows)
+    loss = run.objective.loss(rows.rows(np.array([0])), 0, 0.0)
+    assert loss.total > 0
+    assert (run.objective.part_of_head is not None) == is_part
+    if run.objective.part_of_head is not None:
+        part = run.objective.part_of_head(rows.rows(np.array([0])), 0)
+        assert len(part.head) < run.facts.vocab_size
 
 
 def test_states_on_disk_train_the_same_drafter_and_are_gone_on_with(
