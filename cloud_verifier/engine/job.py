@@ -115,7 +115,7 @@ class Lease:
         """Tokens that need not be run: those in the slot or, before there is one, those that it
         will share."""
         source = self.share
-        if self.slot is not None or source is None or not source.usable:
+        if self.slot is not None or source is None or source.slot is None:
             return self.length
         return min(self.share_tokens, source.length)
 

@@ -11,6 +11,7 @@ things faster: where they raise, no session fails.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -160,6 +161,11 @@ class StepRunner:
         """Returns what can be run of this step. Slots are given back, and the missing ones taken;
         the device's guesses become the draft of a stream where they promise more than a draft of
         ours."""
+        for lease in step.heirs:
+            # Without room for both at once it takes an empty slot later, and runs all of its tokens.
+            with self._faults.optional("sharing"), contextlib.suppress(FullError):
+                if not lease.revoked:
+                    self._slots.claim(lease)
         for lease in step.releases:
             self._slots.release(lease)
         plan = Plan(reports=[self._expired(job) for job in step.expired])

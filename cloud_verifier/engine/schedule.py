@@ -67,6 +67,9 @@ class EngineStep:
     """One forward of rounds and pieces of prompts, after slots were given back."""
 
     releases: list[Lease] = field(default_factory=list)
+    heirs: list[Lease] = field(default_factory=list)
+    """Leases that begin with what is in a slot that is given back: they take theirs before that. A
+    device opens another session and closes the one that it branches from in the same moment."""
     jobs: list[Job] = field(default_factory=list)
     expired: list[Job] = field(default_factory=list)
     """Rounds that are not to be run: cancelled, or too late."""
@@ -213,7 +216,10 @@ class Scheduler:
             # First and by themselves, which takes no time.
             releases = self._releases
             self._releases = []
-            return EngineStep(releases=releases, began=now)
+            heirs = [
+                lease for lease in self._prompts if lease.slot is None and lease.share in releases
+            ]
+            return EngineStep(releases=releases, heirs=heirs, began=now)
         self._forget_inactive(now)
         if self._queue.ready:
             seconds = self._seconds_to_wait_for_rounds(now)

@@ -152,6 +152,24 @@ def test_a_released_lease_leaves_nothing_behind(length: int) -> None:
     assert not queue.scheduler._prompts
 
 
+def test_who_begins_with_what_is_released_is_served_before() -> None:
+    queue = Timed()
+    source = lease(length=40)
+    source.slot = 0
+    heir = lease(length=0)
+    heir.share = source
+    heir.share_tokens = 30
+    stranger = lease(length=0)
+    for one in (heir, stranger):
+        queue.scheduler.prefill(one, [1] * 41, 40)
+    queue.scheduler.release(source)
+    step = queue.taken()
+    assert (step.releases, step.heirs) == ([source], [heir])
+    assert heir.start == 30, "revoked, but its slot holds the tokens still"
+    source.slot = None
+    assert heir.start == 0
+
+
 def test_releases_that_come_while_a_batch_waits_for_company_go_first() -> None:
     queue = Timed(batch_wait=0.002)
     old = lease()

@@ -13,6 +13,7 @@ from moa import records
 from moa.wire import ClientSession
 from moa.wire.messages import (
     Cancel,
+    Close,
     Error,
     Hello,
     Resume,
@@ -106,6 +107,26 @@ async def test_a_shared_beginning_is_run_once() -> None:
         await _rows(edge, second, len(system) + len(b))
         rows = {id: _collect(edge, id, 60)[0] for id in (first.id, second.id)}
         np.testing.assert_array_equal(rows[first.id], rows[second.id])
+
+
+async def test_a_beginning_is_shared_also_with_a_session_that_is_closed_in_the_same_moment() -> (
+    None
+):
+    """So a device goes on after an edited question: the texts differ from there on."""
+    system = kit.prompt(5, 60)
+    branch = [*system, *kit.prompt(7, 6)]
+    async with kit.verifier() as running, kit.client(running) as edge:
+        first = await edge.start([*system, *kit.prompt(6, 5)], max_new_tokens=3)
+        await _rest(edge, first)
+        with running.engine._work._changed:  # the model's thread takes no step meanwhile
+            second = await edge.start(branch, max_new_tokens=3)
+            await edge.send(Close(first.id))
+            async with asyncio.timeout(kit.PATIENCE):
+                while len(running.service.table) > 1:
+                    await asyncio.sleep(0)
+        await _rest(edge, second)
+        assert second.log[-3:] == kit.generated(branch, 3)
+        assert kit.metric(running, "moa_shared_prefix_tokens_total") == len(system)
 
 
 async def test_a_stop_string_ends_a_turn_with_the_token_that_completes_it() -> None:
