@@ -3,6 +3,7 @@ status below."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from rich.text import Text
 from edge_client.events import AnswerSoFar, Done, Event, Link, Notice, Progress, Retract, Status
 from edge_client.screen.markdown import MarkdownLines
 from edge_client.screen.pipe import ENDS, View
+from edge_client.screen.typing_ahead import unshown
 from edge_client.screen.words import tokens, waiting
 from moa.safe_text import safe_line, safe_text
 
@@ -64,6 +66,8 @@ class LiveView(View):
         self._more = more
         self._clock = clock
         self._live = Region(console)
+        self._typing = contextlib.ExitStack()
+        """What is typed is not shown until this is closed."""
         self._drawn = ("", "")
         """The text and the status that were drawn last."""
         self._changed_at = clock()
@@ -164,14 +168,16 @@ class LiveView(View):
         return doing.replace("{}", self._who_verifies)
 
     def __enter__(self) -> Self:
+        self._typing.enter_context(unshown())
         self._live.start()
         return self
 
     def __exit__(self, *_: Any) -> None:
         """Take the redrawn part away, print the rest of the text for good, and a line about the
         turn below it."""
-        self._live.update(Text(""))
-        self._live.stop()
+        with self._typing:
+            self._live.update(Text(""))
+            self._live.stop()
         self._console.print(self.open_text())
         if self._answer.done is not None:
             line = summary(self._answer.done, self._answer.statuses, more=self._more)

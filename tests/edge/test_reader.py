@@ -112,6 +112,48 @@ def test_a_chat_without_prompt_toolkit_says_what_a_paste_will_do() -> None:
     assert EditingReader.warning == ""
 
 
+_TYPED_AHEAD = """
+import io, os, sys, termios
+from rich.console import Console
+from edge_client.events import Prompt, Token
+from edge_client.screen.live import LiveView
+
+console = Console(force_terminal=True, width=80)
+with LiveView(console) as view:
+    view.take(Prompt(ids=[1]))
+    view.take(Token(position=1, id=1, text="an answer", status="provisional"))
+    os.write(2, b"typed?\\n")  # sys.stderr is redirected
+    while not os.path.exists(sys.argv[1]):  # the test has typed
+        pass
+print("read:", sys.stdin.readline())
+print("shown again:", bool(termios.tcgetattr(0)[3] & termios.ECHO))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_what_is_typed_during_an_answer_is_read_after_it_and_moves_no_rows(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-c", _TYPED_AHEAD, str(tmp_path / "typed")]
+    shown = b""
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, bufsize=0
+    ) as process:
+        os.close(theirs)
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"typed?\n"
+        os.write(ours, b"ahead\n")
+        (tmp_path / "typed").touch()
+        # At the end of the process a pseudo-terminal has either nothing more or an error.
+        with contextlib.suppress(OSError):
+            while piece := os.read(ours, 4096):
+                shown += piece
+        os.close(ours)
+        assert process.wait(300) == 0, process.stderr.read()
+    assert shown.count(b"ahead") == 1, shown
+    assert b"read: ahead" in shown
+    assert b"shown again: True" in shown
+
+
 @pytest.mark.skipif(os.name == "nt", reason="needs signals")
 async def test_ctrl_c_does_not_lose_the_line_that_is_being_typed(
     monkeypatch: pytest.MonkeyPatch,
