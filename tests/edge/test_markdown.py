@@ -189,7 +189,7 @@ async def test_a_late_correction_goes_on_in_the_block_where_it_begins() -> None:
     dialogue.messages.append({"role": "user", "content": "?"})
     message = dialogue.answered("```\n- a\n- b")
     said: list[Text] = []
-    client: Any = SimpleNamespace(link=SimpleNamespace(up=True))
+    client: Any = SimpleNamespace(link=SimpleNamespace(up=True), settings=ClientSettings())
     conversation: Any = Corrected()
     check = OfflineCheck(
         client, conversation, dialogue, message, told, say=said.append, markdown=True
