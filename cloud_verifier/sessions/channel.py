@@ -14,7 +14,7 @@ from cloud_verifier.logs import log
 from cloud_verifier.sessions.budgets import FRAMES, REFUSALS, Meter
 from cloud_verifier.sessions.outbox import CloseConnection, Outbox
 from cloud_verifier.sessions.service import Service
-from cloud_verifier.sessions.session import BYTES_PER_TOKEN, ServerSession, message_bytes
+from cloud_verifier.sessions.session import BYTES_PER_TOKEN, Output, ServerSession, message_bytes
 from moa import __version__
 from moa.grammar.matcher import MATCHER_BYTES, Matcher
 from moa.wire.codec import check, decode_client, wire_limits
@@ -111,21 +111,17 @@ class Channel:
                 case Foresee():
                     self._foresee(message, arrived)
                 case Open():
-                    answer_start = len(message.ids) - message.generated
-                    self._open(message, await self._matcher(message, answer_start))
+                    await self._open(message)
                 case Resume():
                     self._resume(message)
                 case Append():
-                    answer_start = message.base + len(message.ids)
-                    self._append(message, await self._matcher(message, answer_start))
+                    await self._append(message)
                 case Cancel():
-                    session = self._own(message.session)
-                    self.service.perform(session, session.cancel(message.round))
+                    self._cancel(message)
                 case Sync():
                     self._sync(message)
                 case Ack():
-                    if self.outbox.ack(message.received):
-                        self._meter.refund()
+                    self._ack(message)
                 case Close():
                     self._close(message)
                 case Hello():
@@ -226,59 +222,71 @@ class Channel:
             if counts_as_work:
                 self._meter.refund()
 
-    def _open(self, message: Open, matcher: Matcher | None) -> None:
+    async def _open(self, message: Open) -> None:
         """Open a session with its prompt, or answer the repeated opening of one."""
+        answer_start = len(message.ids) - message.generated
+        matcher = await self._matcher(message, answer_start)
         session = self.table.find(message.session, self.principal)
         if session is None:
-            own = len(self.outbox.sessions)
-            if own >= self.limits.max_sessions_per_connection:
-                raise Refusal(
-                    Code.LIMIT,
-                    f"{own} sessions on this connection",
-                    limit="max_sessions_per_connection",
-                )
-            session = self.service.open(message, self.principal, self.features, matcher)
-            self._meter.refund()
-            fields = {
-                "event": "opened",
-                "session": session.id,
-                "principal": self.principal,
-                "peer": self.peer,
-            }
-            log.info("session opened", extra=fields | {"prompt_tokens": len(message.ids)})
+            session = self._new_session(message, matcher)
         answer = session.open(message)
         session.attach(self.outbox)
         self.service.perform(session, answer)
+
+    def _new_session(self, message: Open, matcher: Matcher | None) -> ServerSession:
+        """Returns a new session with this prompt; a `Refusal` if the connection has too many."""
+        own = len(self.outbox.sessions)
+        if own >= self.limits.max_sessions_per_connection:
+            raise Refusal(
+                Code.LIMIT,
+                f"{own} sessions on this connection",
+                limit="max_sessions_per_connection",
+            )
+        session = self.service.open(message, self.principal, self.features, matcher)
+        self._meter.refund()
+        fields = {
+            "event": "opened",
+            "session": session.id,
+            "principal": self.principal,
+            "peer": self.peer,
+        }
+        log.info("session opened", extra=fields | {"prompt_tokens": len(message.ids)})
+        return session
 
     def _resume(self, message: Resume) -> None:
         """Let a session go on from this connection. Where it is gone, or has another log than the
         device, the device is told to open it again."""
         metrics = self.service.metrics
         session = self.table.find(message.session, self.principal)
-        if session is not None:
-            # Of what will be looked at, not of the stated length: one number must not use up the
-            # budget of hours.
-            hashed = min(message.length, len(session.log))
-            self._meter.spend(FRAMES, hashed // _TOKENS_PER_FRAME)
-            try:
-                answer, *work = session.resume(message)  # work: a prompt to run once more
-            except Refusal:
-                # The device's log counts, because it was shown to the user.
-                self.table.remove(session, "logs_differ")
-                session = None
-        if session is None:
+        outputs = self._resumed(session, message) if session is not None else []
+        if session is None or not outputs:
             metrics.resumes.labels("gone").inc()
             self.outbox.answer(Resumed(session=message.session, outcome="gone"))
             return
+        answer, *work = outputs  # work: a prompt to run once more
         session.used = self.service.clock()
         session.attach(self.outbox)
         session.want_records(message.records, message.record_rate, message.held, self.features)
         metrics.resumes.labels("reprefilled" if work else "resumed").inc()
-        outputs = [answer] if self.service.draining else [answer, *work]
-        self.service.prepare(session, outputs)
+        self.service.prepare(session, [answer] if self.service.draining else outputs)
 
-    def _append(self, message: Append, matcher: Matcher | None) -> None:
+    def _resumed(self, session: ServerSession, message: Resume) -> list[Output]:
+        """Returns what a session answers to a device that comes back, and what is to be run for it.
+        Empty if their logs differ: then the session is forgotten, because the device's log counts,
+        which was shown to the user."""
+        # The hash of the log takes time: of as many tokens as there are, not of the stated length,
+        # or one number would use up the budget of hours.
+        hashed = min(message.length, len(session.log))
+        self._meter.spend(FRAMES, hashed // _TOKENS_PER_FRAME)
+        try:
+            return session.resume(message)
+        except Refusal:
+            self.table.remove(session, "logs_differ")
+            return []
+
+    async def _append(self, message: Append) -> None:
         """Begin the next turn of a session: its prompt joins the log."""
+        matcher = await self._matcher(message, message.base + len(message.ids))
         session = self._own(message.session)
         self.service.admit(self.principal, len(message.ids))
         # Bytes by which the session grows.
@@ -293,6 +301,17 @@ class Channel:
         if is_new:
             self._meter.refund()
         self.service.prepare(session, outputs)
+
+    def _cancel(self, message: Cancel) -> None:
+        """Stop a session's round, or a stream that waits for guesses."""
+        session = self._own(message.session)
+        self.service.perform(session, session.cancel(message.round))
+
+    def _ack(self, message: Ack) -> None:
+        """Learn that the device has received activation records. A number that is not new costs one
+        frame of the connection's budget."""
+        if self.outbox.ack(message.received):
+            self._meter.refund()
 
     def _sync(self, message: Sync) -> None:
         """Change which records the device wants of a session."""
@@ -333,25 +352,12 @@ def answer_hello(
         raise Refusal(
             Code.TOKENIZER, "the target here has another tokenizer than this client's drafter"
         )
-    wants_records = "records" in hello.features
-    notices = list(facts.notices)
-    if hello.target and facts.target and hello.target != facts.target:
-        if not _of_some_bytes(hello.target):
-            raise Refusal(Code.TARGET, "another target is served here")
-        notices.append(
-            "old_identity: this bundle names its target by some bytes of it, as older versions did, "
-            "which is not compared; make it again with moa-export build"
-        )
-    # Where one of the two names no drafter, nothing is known to differ.
-    same_drafter = not (hello.drafter and facts.drafter) or hello.drafter == facts.drafter
-    records = facts.records if wants_records and same_drafter else None
-    if wants_records and facts.records is None and facts.sends_records:
-        notices.append("no_records: this verifier has no drafter to make activation records with")
-    elif wants_records and not same_drafter:
-        notice = "drafter_mismatch: no records for this drafter; serve --drafter with the one it came from"
-        if _of_some_bytes(hello.drafter):
-            notice += ", and make the bundle again"
-        notices.append(notice)
+    notices = [*facts.notices, *_target_notices(hello, facts)]
+    records = None
+    if "records" in hello.features:
+        notices += _record_notices(hello, facts)
+        if _same_drafter(hello, facts):
+            records = facts.records
     lacking = {
         "records": records is None,
         "grammar": not facts.grammars,
@@ -380,6 +386,40 @@ def answer_hello(
         computes=facts.computes,
         promise=facts.promise,
     )
+
+
+def _target_notices(hello: Hello, facts: ModelFacts) -> list[str]:
+    """Returns what a user must know of the target that the device's bundle names, if anything; a
+    `Refusal` if another one is served here. Where one of the two names no target, nothing is known
+    to differ."""
+    if not (hello.target and facts.target) or hello.target == facts.target:
+        return []
+    if not _of_some_bytes(hello.target):
+        raise Refusal(Code.TARGET, "another target is served here")
+    return [
+        "old_identity: this bundle names its target by some bytes of it, as older versions did, "
+        "which is not compared; make it again with moa-export build"
+    ]
+
+
+def _record_notices(hello: Hello, facts: ModelFacts) -> list[str]:
+    """Returns why a device that wants activation records gets none, if that is so."""
+    if facts.records is None and facts.sends_records:
+        return ["no_records: this verifier has no drafter to make activation records with"]
+    if _same_drafter(hello, facts):
+        return []
+    notice = (
+        "drafter_mismatch: no records for this drafter; serve --drafter with the one it came from"
+    )
+    if _of_some_bytes(hello.drafter):
+        notice += ", and make the bundle again"
+    return [notice]
+
+
+def _same_drafter(hello: Hello, facts: ModelFacts) -> bool:
+    """Whether device and verifier have the same drafter. Where one of the two names none, nothing is
+    known to differ."""
+    return not (hello.drafter and facts.drafter) or hello.drafter == facts.drafter
 
 
 _OLD_IDENTITY = re.compile("[0-9a-f]{64}")

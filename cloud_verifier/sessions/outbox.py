@@ -18,7 +18,7 @@ from cloud_verifier.sessions.record_sender import OutgoingRecords, RecordSender
 from moa.wire.codec import encode
 from moa.wire.codes import CloseCode
 from moa.wire.limits import Limits
-from moa.wire.messages import Message, RecordContract
+from moa.wire.messages import Activations, Message, RecordContract
 
 
 class CloseConnection(Exception):
@@ -140,14 +140,20 @@ class Outbox:
                 raise self._end
             records, pause = self.record_sender.next()  # pause: seconds until there may be some
             if records is not None:
-                frame = encode(records)
-                self._metrics.sent_bytes.labels("records").inc(len(frame))
-                self._metrics.record_bytes.labels(records.dtype).inc(len(records.payload))
-                await send(frame)
+                await self._send_records(records, send)
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
+
+    async def _send_records(
+        self, records: Activations, send: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        """Send these activation records, and count their bytes."""
+        frame = encode(records)
+        self._metrics.sent_bytes.labels("records").inc(len(frame))
+        self._metrics.record_bytes.labels(records.dtype).inc(len(records.payload))
+        await send(frame)
 
     async def _send_answer(self, send: Callable[[bytes], Awaitable[None]]) -> None:
         """Send the first answer that waits. If a forward made it, measure how long it took since

@@ -108,9 +108,13 @@ class RecordWindow:
         sent_at = None
         while self._flying and self._flying[0][0] <= received:
             sent_at = self._flying.popleft()[1]
-        if sent_at is None:  # no frame has arrived whole, so there is no delay to measure
-            return True
-        delay = self.clock() - sent_at
+        if sent_at is not None:  # else no frame has arrived whole, and there is no delay to measure
+            self._adjust(gained, self.clock() - sent_at)
+        return True
+
+    def _adjust(self, gained: int, delay: float) -> None:
+        """Make the window larger or smaller, because `gained` more bytes have arrived, the last of
+        them after this delay."""
         self._base_delay = min(self._base_delay, delay)
         # What is beyond the shortest delay was spent in a queue: 1 is as much as it may be.
         queueing = (delay - self._base_delay) / self.target_delay
@@ -119,7 +123,6 @@ class RecordWindow:
         else:
             self.size -= gained * min(0.5, queueing - 1)
         self.size = max(self.floor, min(self.size, self.ceiling))
-        return True
 
 
 class _Sendable(NamedTuple):
@@ -172,8 +175,20 @@ class RecordSender:
         may be some (None: until something changes)."""
         if self._contract is None or self.window.room < self._smallest:
             return None, None  # an acknowledgement will wake us
-        shortest_wait: float | None = None  # until a session's own rate allows its next frame
-        best: _Sendable | None = None
+        freshest, shortest_wait = self._freshest()
+        if freshest is None:
+            return None, shortest_wait
+        rows_in_window = self.window.room // self._row_bytes[freshest.session.dtype]
+        if not rows_in_window:
+            return None, None  # an acknowledgement will wake us
+        start = max(freshest.start, freshest.stop - rows_in_window)
+        return self._frame(freshest.session, start, freshest.stop), 0.0
+
+    def _freshest(self) -> tuple[_Sendable | None, float | None]:
+        """Returns the rows to send first, of all sessions whose own rate allows a frame now; and
+        the seconds until it allows one of another session, None if no session waits for that."""
+        freshest: _Sendable | None = None
+        shortest_wait: float | None = None
         for session in list(self._offered.values()):
             found = self._sendable(session)
             if found is None:
@@ -182,15 +197,9 @@ class RecordSender:
             wait = session.budget.wait(found.bytes + _HEADER_BYTES, self._clock())
             if wait > 0:
                 shortest_wait = wait if shortest_wait is None else min(shortest_wait, wait)
-            elif best is None or found.behind < best.behind:
-                best = found
-        if best is None:
-            return None, shortest_wait
-        rows_in_window = self.window.room // self._row_bytes[best.session.dtype]
-        if not rows_in_window:
-            return None, None  # an acknowledgement will wake us
-        start = max(best.start, best.stop - rows_in_window)
-        return self._frame(best.session, start, best.stop), 0.0
+            elif freshest is None or found.behind < freshest.behind:
+                freshest = found
+        return freshest, shortest_wait
 
     def _sendable(self, session: OutgoingRecords) -> _Sendable | None:
         """Returns the newest records of a session that its device does not have, as many as one

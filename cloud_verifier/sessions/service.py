@@ -331,10 +331,7 @@ class Service:
                         self._offer_records(session, report)
                         continue  # they say nothing of its rounds
                     case Waiting():
-                        outputs = session.wait(report, self.clock())
-                        # Nothing of it runs, so another may have its slot.
-                        self.table.pass_on(session)
-                        self.go_on(session, outputs)
+                        self._wait(session, report)
                     case Dropped():
                         self._drop(session, report)
                     case Failed():
@@ -346,6 +343,13 @@ class Service:
                 self.metrics.quarantined.inc()
                 if session is not None:
                     self._quarantine(session, Failed(lease, session.job, type(error).__name__))
+
+    def _wait(self, session: ServerSession, report: Waiting) -> None:
+        """Let a stream without a guess wait for some, or go on with guesses that have come
+        meanwhile."""
+        outputs = session.wait(report, self.clock())
+        self.table.pass_on(session)  # nothing of it runs, so another may have its slot
+        self.go_on(session, outputs)
 
     def _offer_records(self, session: ServerSession, recorded: Recorded) -> None:
         """Let records that have been made be sent, when there is time for it."""

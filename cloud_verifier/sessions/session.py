@@ -18,7 +18,7 @@ sent twice without changing the log. The edge's side is `moa/wire/session.py`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from msgspec import structs
@@ -117,10 +117,6 @@ class ServerSession:
         """The number of the last settled round."""
         self.running: Stream | None = None
         """The request of the round that is not settled yet."""
-        self.finish: Finish = ""
-        """Why the turn's answer is over; empty while it is not."""
-        self.logprobs = message.logprobs
-        """Number of likeliest tokens with log-probabilities in this turn; -1: none."""
         self.sampling = sampling_settings(message.sampling, message.penalties)
         self._hears_progress = "progress" in features
         self._told_progress_at = now
@@ -137,24 +133,9 @@ class ServerSession:
         self.counted = 0
         """Bytes that the table has counted for this session."""
         self.records = OutgoingRecords(self.id, self.log)
-        self.rules = TurnRules(
-            start=len(self.log) - message.generated,
-            max_new_tokens=message.max_new_tokens,
-            max_context=max_context,
-            eos_ids=frozenset() if message.ignore_eos else eos_ids,
-            stop=tuple(message.stop),
-        )
-        self.matcher = matcher
-        """Follows the grammar of the turn's answer."""
-        self.grammar = message.grammar
         self._tells_messages = "messages" in features
-        self.messages: Sequence[ChatMessage] = ()
-        """The conversation of the turn, if it is needed here."""
-        self.message_bytes = 0
-        self._keep_messages(message.messages)
         self._eos_ids = eos_ids
-        self._rows = bytearray()
-        """Log-probabilities of the log's last tokens."""
+        self._max_context = max_context
         self._opened = (len(self.log), chain_hash(self.log))
         """Length and hash of the prompt that the session was opened with."""
         self._appended: tuple[int, int] | None = None
@@ -164,6 +145,30 @@ class ServerSession:
         self._may_wait = True
         """Whether a stream may wait for guesses."""
         self.want_records(message.records, message.record_rate, message.held, features)
+        self._begin_turn(message, len(self.log) - message.generated, matcher)
+
+    def _begin_turn(self, message: Open | Append, start: int, matcher: Matcher | None) -> None:
+        """Take over what a message says of the turn that it begins. The turn's answer begins at
+        position `start`, and `matcher` follows its grammar."""
+        self.finish: Finish = ""
+        """Why the turn's answer is over; empty while it is not."""
+        self.logprobs = message.logprobs
+        """Number of likeliest tokens with log-probabilities in this turn; -1: none."""
+        self._rows = bytearray()
+        """Log-probabilities of the log's last tokens."""
+        self.matcher = matcher
+        """Follows the grammar of the turn's answer."""
+        self.grammar = message.grammar
+        self.messages: Sequence[ChatMessage] = message.messages if self._tells_messages else ()
+        """The conversation of the turn, where device and verifier have agreed that it is told."""
+        self.message_bytes = message_bytes(self.messages)
+        self.rules = TurnRules(
+            start=start,
+            max_new_tokens=message.max_new_tokens,
+            max_context=self._max_context,
+            eos_ids=frozenset() if message.ignore_eos else self._eos_ids,
+            stop=tuple(message.stop),
+        )
 
     # ---- state
 
@@ -257,6 +262,14 @@ class ServerSession:
         is_repeated = self._appended == (base, len(ids)) and self.log[base : base + len(ids)] == ids
         if is_repeated:
             return [answer]
+        self._check_append(base, len(ids))
+        self._appended = (base, len(ids))
+        self.log += ids
+        self._begin_turn(message, len(self.log), matcher)
+        return [answer, PREFILL] if self.lease is not None else [answer]
+
+    def _check_append(self, base: int, tokens: int) -> None:
+        """A `Refusal` if no turn may begin now, or not with so many tokens at position `base`."""
         if self.running is not None:
             raise Refusal(
                 Code.CONFLICT, f"round {self.running.round} is running: cancel it or wait"
@@ -265,41 +278,35 @@ class ServerSession:
             raise Refusal(
                 Code.CONFLICT, f"append at {base}, but the log has {len(self.log)} tokens"
             )
-        if base + len(ids) > self.rules.max_context:
+        if base + tokens > self.rules.max_context:
             raise Refusal(
                 Code.LIMIT,
-                f"{base + len(ids)} tokens in the context, at most {self.rules.max_context}",
+                f"{base + tokens} tokens in the context, at most {self.rules.max_context}",
                 limit="max_context_tokens",
             )
-        self._appended = (base, len(ids))
-        self.log += ids
-        self.finish = ""
-        self.logprobs = message.logprobs
-        self._rows = bytearray()
-        self.matcher = matcher
-        self.grammar = message.grammar
-        self._keep_messages(message.messages)
-        self.rules = replace(
-            self.rules,
-            start=len(self.log),
-            max_new_tokens=message.max_new_tokens,
-            eos_ids=frozenset() if message.ignore_eos else self._eos_ids,
-            stop=tuple(message.stop),
-        )
-        return [answer, PREFILL] if self.lease is not None else [answer]
 
     def stream(self, message: Stream, arrived: float) -> list[Output]:
-        """Begin a round, in which the engine streams tokens to the end of the answer. A round that
-        runs already is answered with what it has brought so far, the last one that has ended gets
-        the same answer again."""
+        """Begin the round that this message asks for, in which the engine streams tokens to the end
+        of the answer. A request that was heard before begins nothing: its answer is sent again."""
+        if message == self.running:
+            return self._brought_so_far(message)
+        if self.running is None and self._settled is not None:
+            last_request, last_answer = self._settled
+            if message == last_request:
+                return [last_answer]
+        self._check_stream(message)
+        self.running = message
+        self.guesses = Guesses(message.waits)
+        if message.waits:
+            # The round's forwards wait for the device's guesses. Meanwhile the prompt can run.
+            return [PREFILL]
+        return [Run(arrived)]
+
+    def _check_stream(self, message: Stream) -> None:
+        """A `Refusal` if no round may begin now, or not the one that this message asks for. Rounds
+        are numbered one by one, and each begins behind the log's last token."""
         if self.running is not None:
-            if self.running == message:
-                return self._brought_so_far(message)
             raise Refusal(Code.CONFLICT, f"round {self.running.round} is still running")
-        if self._settled is not None and message.round == self.round_number:
-            settled, answer = self._settled
-            if settled == message:
-                return [answer]
         if message.round != self.round_number + 1:
             raise Refusal(Code.CONFLICT, f"round {message.round} after round {self.round_number}")
         if self.finish:
@@ -308,26 +315,25 @@ class ServerSession:
             raise Refusal(
                 Code.CONFLICT, f"base {message.base}, but the pending token is at {self.base}"
             )
-        self.running = message
-        self.guesses = Guesses(message.waits)
-        if message.waits:  # for the device's guesses: until they come only the prompt can run
-            return [PREFILL]
-        return [Run(arrived)]
 
     def _brought_so_far(self, running: Stream) -> list[Output]:
         """Returns the tokens of the running round as an answer, if there are any: a device that asks
         again may have lost its connection before it heard of them."""
-        tokens = self.log[running.base + 1 :]
-        if not tokens:
-            return []
-        answer = StreamTokens(
+        answer = self._all_tokens(running)
+        return [answer] if answer.tokens else []
+
+    def _all_tokens(self, stream: Stream, *, done: bool = False) -> StreamTokens:
+        """Returns all tokens that a round has brought as one answer; `done` says whether it is over."""
+        tokens = self.log[stream.base + 1 :]
+        return StreamTokens(
             session=self.id,
-            round=running.round,
-            base=running.base,
+            round=stream.round,
+            base=stream.base,
             tokens=tokens,
+            done=done,
+            finish=self.finish if done else "",
             logprobs=self._last_rows(len(tokens)),
         )
-        return [answer]
 
     def foresee(self, message: Foresee, arrived: float) -> tuple[list[Output], bool]:
         """Take the device's guesses at what its running stream will bring. Returns what is to be
@@ -439,17 +445,7 @@ class ServerSession:
         if answer.done:
             self.round_number = stream.round
             self.give_up()
-            tokens = self.log[stream.base + 1 :]
-            whole = StreamTokens(
-                session=self.id,
-                round=stream.round,
-                base=stream.base,
-                tokens=tokens,
-                done=True,
-                finish=answer.finish,
-                logprobs=self._last_rows(len(tokens)),
-            )
-            self._settled = (stream, whole)
+            self._settled = (stream, self._all_tokens(stream, done=True))
 
     def wait(self, report: Waiting, now: float) -> list[Output]:
         """Note that the running stream has no guess to verify: it waits, ends, or runs with guesses
@@ -476,11 +472,6 @@ class ServerSession:
         return Progress(self.id, self.running.round, min(length, self.base), self.base)
 
     # ---- helpers
-
-    def _keep_messages(self, messages: Sequence[ChatMessage]) -> None:
-        """Keep the messages of the turn where these were agreed on; else they are of no use here."""
-        self.messages = messages if self._tells_messages else ()
-        self.message_bytes = message_bytes(self.messages)
 
     @property
     def _waiting(self) -> bool:

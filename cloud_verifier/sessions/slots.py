@@ -84,33 +84,38 @@ class SlotShares:
         below_share = self._held[principal] < self._share(principal)
         if below_share:
             self._claims[principal] = now + self._claim_seconds
-        idle = [
+        at_rest = [
             session
             for session in holders
             if session.lease is not None and session.at_rest and session is not wanting
         ]
-        # A live session that has paused can be evicted too: its next round then costs a prefill.
-        # But a session that is between two rounds must not lose its slot, or two sessions would
-        # evict each other in turn.
-        unused = [
-            session
-            for session in idle
-            if session.outbox is None or now - session.used >= self._idle
-        ]
-        if unused:
-            # Detached ones first, then those of principals above their share, then the oldest.
-            return min(
-                unused,
-                key=lambda session: (
-                    session.outbox is not None,
-                    not self._greedy(session.principal),
-                    session.used,
-                ),
-            )
+        unused = self._least_used(at_rest, now)
+        if unused is not None:
+            return unused
         if not below_share:
             return None
-        of_greedy = [session for session in idle if self._greedy(session.principal)]
+        of_greedy = [session for session in at_rest if self._greedy(session.principal)]
         return min(of_greedy, key=lambda session: session.used, default=None)
+
+    def _least_used(self, at_rest: Iterable[ServerSession], now: float) -> ServerSession | None:
+        """Returns the session that needs its slot least, of those that nobody uses now: a detached
+        one first, then one of a principal above its share, then the oldest. A live session that has
+        paused counts too: its next round then costs a prefill. But one that is between two rounds
+        must not lose its slot, or two sessions would evict each other in turn."""
+        unused = [
+            session
+            for session in at_rest
+            if session.outbox is None or now - session.used >= self._idle
+        ]
+        return min(
+            unused,
+            key=lambda session: (
+                session.outbox is not None,
+                not self._greedy(session.principal),
+                session.used,
+            ),
+            default=None,
+        )
 
     def appointment(self, principal: str, now: float) -> float:
         """Returns after how many seconds a refused session of this principal may ask again, so that

@@ -292,7 +292,7 @@ class SessionTable:
         """Find the lease of the same principal whose text begins with most of this session's
         tokens: these are copied, and need not run again."""
         ids = session.log
-        longest = _MIN_SHARED_TOKENS - 1
+        longest = _MIN_SHARED_TOKENS - 1  # fewer tokens are not worth a copy
         found = None
         for other in self._sessions.values():
             if other is session or other.principal != session.principal or other.lease is None:
