@@ -147,12 +147,11 @@ class TreeDrafter(StreamDrafter):
         trees: dict[Job, DraftTree] = {}
         requests: dict[Job, DraftRequest] = {}
         for job, levels in zip(jobs, wanted_levels, strict=True):
-            text = self._round[job.lease]
-            text.asked_levels = 0
+            self._round[job.lease].asked_levels = 0
             mask = job.mask
             if mask is not None and mask.matcher.is_slow:
                 continue  # a draft needs a mask after each node: here that takes too long
-            room = self._target.cache.capacity - job.base - 1
+            room = self._target.cache.capacity - job.base - 1  # nodes that the KV cache can take
             if room < 1:
                 continue
             forced = forced_draft(
@@ -162,22 +161,33 @@ class TreeDrafter(StreamDrafter):
                 # The grammar allows nothing else: no drafter could do better.
                 trees[job] = forced
                 continue
-            if not levels or not self._ready(job, text) or job.lease.draft_slot is None:
-                continue
-            text.asked_levels = levels
-            shape = self.policy.shape(levels)
-            shape = replace(shape, nodes=min(shape.nodes, room))  # the KV cache has room for these
-            requests[job] = DraftRequest(
-                job.lease.draft_slot, job.ids[-1], shape, job.sampling, mask
-            )
+            request = self._request(job, levels, room)
+            if request is not None:
+                requests[job] = request
         if requests:
-            drafts = self._drafting.draft(list(requests.values()))
-            for job, tree in zip(requests, drafts, strict=True):
-                trees[job] = tree
-                text = self._round[job.lease]
-                text.drafted_nodes = len(tree) - 1  # without the pending token
-                text.drafted_levels = int(max(tree.depths()))
+            trees |= self._drafted(requests)
         return trees
+
+    def _request(self, job: Job, levels: int, room: int) -> DraftRequest | None:
+        """Returns what to ask the drafter for: a tree of so many levels, with at most `room` nodes.
+        None if it is to make none, or cannot now."""
+        text = self._round[job.lease]
+        if not levels or not self._ready(job, text) or job.lease.draft_slot is None:
+            return None
+        text.asked_levels = levels
+        shape = self.policy.shape(levels)
+        shape = replace(shape, nodes=min(shape.nodes, room))
+        return DraftRequest(job.lease.draft_slot, job.ids[-1], shape, job.sampling, job.mask)
+
+    def _drafted(self, requests: Mapping[Job, DraftRequest]) -> dict[Job, DraftTree]:
+        """Have the drafter make these trees, and note how large they have become."""
+        trees = self._drafting.draft(list(requests.values()))
+        drafted = dict(zip(requests, trees, strict=True))
+        for job, tree in drafted.items():
+            text = self._round[job.lease]
+            text.drafted_nodes = len(tree) - 1  # without the pending token
+            text.drafted_levels = int(max(tree.depths()))
+        return drafted
 
     def ran(self, accepted: Mapping[Job, int], tokens: int, seconds: float) -> None:
         """Teach the policy, which decides where to draft and how deep, what the round has cost and

@@ -46,15 +46,20 @@ class HeldSlots:
             lease.slot = self._cache.acquire()
         else:
             lease.slot = self._cache.share(source.slot, tokens)
-            with self._faults.optional("records"):
-                self._recorder.copy(source, lease, tokens)
-            lease.length = tokens
-            with self._faults.optional("drafting"):
-                self._drafting.shared(source, lease)
-            with self._faults.optional("metrics"):
-                self._metrics.shared_tokens.inc(tokens)
+            self._take_over(source, lease, tokens)
         self.leases[lease] = None
         lease.pages_held = self._cache.pages_held[lease.slot]
+
+    def _take_over(self, source: Lease, lease: Lease, tokens: int) -> None:
+        """Let the lease begin with the first tokens of `source`, whose keys and values it shares:
+        with their activation records, and with what the drafter knows of them."""
+        with self._faults.optional("records"):
+            self._recorder.copy(source, lease, tokens)
+        lease.length = tokens
+        with self._faults.optional("drafting"):
+            self._drafting.shared(source, lease)
+        with self._faults.optional("metrics"):
+            self._metrics.shared_tokens.inc(tokens)
 
     def _can_share(self, source: Lease, lease: Lease, tokens: int) -> bool:
         """Whether there are tokens to share, and their records can follow them."""

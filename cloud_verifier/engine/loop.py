@@ -26,7 +26,7 @@ from cloud_verifier.engine.faults import Faults
 from cloud_verifier.engine.holding import HeldSlots
 from cloud_verifier.engine.job import Job, Lease
 from cloud_verifier.engine.records import Recorder
-from cloud_verifier.engine.run import NotRun, Plan, Ran, StepRunner
+from cloud_verifier.engine.run import Decided, NotRun, Plan, Ran, StepRunner
 from cloud_verifier.engine.schedule import EngineStep, Scheduler, StepOutcome
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
@@ -280,12 +280,12 @@ class Engine:
                 if isinstance(result, Ran):
                     # What can wait does so until the answers are sent.
                     self._report(self._runner.conclude(result, decided))
-                    outcome.ended = result.ended
-                    outcome.extra_seconds += result.extra_seconds
-                else:
-                    outcome.ran = False
-                outcome.run_again += decided.run_again
-                outcome.full += decided.full
+                _note_outcome(outcome, result, decided)
+        self._end_step(step, outcome)
+
+    def _end_step(self, step: EngineStep, outcome: StepOutcome) -> None:
+        """Let the scheduler learn from a step, and queue again what goes on; then report what
+        cannot go on, and the activation records that were made."""
         self._at_hand |= {job.lease: job for job in outcome.run_again}
         self.alive_at = outcome.ended or self.alive_at
         found_no_memory = self._work.finished(step, outcome)
@@ -326,12 +326,7 @@ class Engine:
         work has failed. What was told is no longer at hand."""
         if not reports:
             return
-        reported: list[tuple[Lease, Job | None]] = []
-        for report in reports:
-            if isinstance(report, Failed):
-                reported.append((report.lease, report.job))
-            elif not isinstance(report, Recorded):  # records are nobody's answer
-                reported.append((report.job.lease, report.job))
+        reported = _work_of(reports)
         try:
             self._post(reports)
         except Exception as error:
@@ -357,6 +352,28 @@ class Engine:
         """Run one token; it raises if no forward can succeed."""
         self._slots.run_one_token()
         self.alive_at = self._clock()
+
+
+def _work_of(reports: Iterable[Report]) -> list[tuple[Lease, Job | None]]:
+    """Returns the work that these reports are about: each lease, with its round if it is one."""
+    work: list[tuple[Lease, Job | None]] = []
+    for report in reports:
+        if isinstance(report, Failed):
+            work.append((report.lease, report.job))
+        elif not isinstance(report, Recorded):  # records are nobody's answer
+            work.append((report.job.lease, report.job))
+    return work
+
+
+def _note_outcome(outcome: StepOutcome, result: Ran | NotRun, decided: Decided) -> None:
+    """Add one forward of a step to what became of the step."""
+    if isinstance(result, Ran):
+        outcome.ended = result.ended
+        outcome.extra_seconds += result.extra_seconds
+    else:
+        outcome.ran = False
+    outcome.run_again += decided.run_again
+    outcome.full += decided.full
 
 
 class _CannotTell(Exception):

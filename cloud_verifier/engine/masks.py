@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from cloud_verifier.engine.draft import FlatTree
 from cloud_verifier.engine.job import Job
-from moa.grammar.matcher import Bits
+from moa.grammar.matcher import Bits, TextMask
 from moa.grammar.spec import GrammarError
 from moa.target.choosing import Judged
 
@@ -45,20 +45,29 @@ def mask_rows(jobs: Sequence[Job], drafts: Sequence[FlatTree], until: float) -> 
     rows = []
     for job, (tokens, parents) in zip(jobs, drafts, strict=True):
         masks: list[Bits | None] | None = None  # every token is allowed
-        mask = job.mask
         if job in late or job in failed:
+            # The row stands there to keep the order, with its pending token alone.
             tokens = tokens[:1]
             parents = parents[:1]
             masks = [None]
-        elif job in pending and mask is not None:
-            try:
-                tokens, masks = mask.judge(tokens, parents, root=pending[job], until=until)
-            except GrammarError:  # a drafted node's: the draft ends before it
-                tokens = tokens[:1]
-                parents = parents[:1]
-                masks = [pending[job]]
+        elif job in pending and job.mask is not None:
+            tokens, masks = _judge(job.mask, (tokens, parents), pending[job], until)
+            parents = parents[: len(tokens)]
         rows.append(Judged(tokens, parents, job.ids, job.sampling, masks, start=job.rules.start))
     return MaskedRows(rows, late, failed)
+
+
+def _judge(
+    mask: TextMask, draft: FlatTree, after_pending: Bits, until: float
+) -> tuple[Sequence[int], list[Bits | None]]:
+    """Returns the tokens of a draft, and for each the mask of tokens that the grammar allows after
+    it, as far as there is time until `until`. If the grammar raises at a drafted token, only the
+    pending one is left, whose mask is `after_pending`."""
+    tokens, parents = draft
+    try:
+        return mask.judge(tokens, parents, root=after_pending, until=until)
+    except GrammarError:
+        return tokens[:1], [after_pending]
 
 
 def _pending_masks(

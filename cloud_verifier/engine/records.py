@@ -10,7 +10,9 @@ from dataclasses import replace
 from itertools import islice
 from statistics import median
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from cloud_verifier.engine.contract import Post, Recorded, Report
 from cloud_verifier.engine.job import Lease, finite
@@ -212,14 +214,8 @@ class Recorder:
         pieces: list[tuple[Lease, Committed]] = []
         for lease in leases:
             while room > 0 and lease.backlog:
-                newest = lease.backlog.pop()
-                size = newest.stop - newest.start
-                if size > room:
-                    # Its end is made now, and the rest is put back.
-                    lease.backlog.append(newest.part(0, size - room))
-                    newest = newest.part(size - room, size)
-                    size = room
-                room -= size
+                newest = _take_end(lease.backlog, room)
+                room -= newest.stop - newest.start
                 pieces.append((lease, newest))
             # Only pieces that follow one another are copied together, and what comes next does not
             # follow what is left.
@@ -242,16 +238,35 @@ class Recorder:
             # Tokens do not depend on records: only these rows are lost.
             log.exception("activation records could not be made", extra={"event": "records_failed"})
             return
-        first_row = 0
+        rows = self._store(pieces, keys, values)
+        took = self._clock() - started
+        self._row_seconds.append(took / max(1, rows))
+        self._metrics.forward_seconds.labels("records").observe(took)
+
+    def _store(
+        self,
+        pieces: list[tuple[Lease, Committed]],
+        keys: NDArray[np.float16],
+        values: NDArray[np.float16],
+    ) -> int:
+        """Store the records of these pieces, a row each, one piece behind another, with their
+        leases; returns how many rows there are."""
+        row = 0
         for lease, piece in pieces:
-            stop_row = first_row + piece.stop - piece.start
-            if lease.records is not None and stop_row > first_row:
-                lease.records.write(
-                    piece.start, keys[first_row:stop_row], values[first_row:stop_row]
-                )
+            stop_row = row + piece.stop - piece.start
+            if lease.records is not None and stop_row > row:
+                lease.records.write(piece.start, keys[row:stop_row], values[row:stop_row])
                 lease.made.add(piece.start, piece.stop)
                 self._unreported.append(Recorded(lease, piece.start, piece.stop))
-            first_row = stop_row
-        took = self._clock() - started
-        self._row_seconds.append(took / max(1, first_row))
-        self._metrics.forward_seconds.labels("records").observe(took)
+            row = stop_row
+        return row
+
+
+def _take_end(backlog: list[Committed], most: int) -> Committed:
+    """Take the newest piece out of a backlog, or its last `most` tokens: then the rest is left."""
+    newest = backlog.pop()
+    size = newest.stop - newest.start
+    if size <= most:
+        return newest
+    backlog.append(newest.part(0, size - most))
+    return newest.part(size - most, size)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -184,12 +184,16 @@ class StepRunner:
                 continue
             if self._holds_slot(job.lease, job, plan):
                 plan.jobs.append(job)
-        for piece in step.prefill:
+        self._prepare_prompts(step.prefill, plan)
+        return plan
+
+    def _prepare_prompts(self, pieces: Iterable[PrefillPiece], plan: Plan) -> None:
+        """Add those of these pieces of prompts to the plan that have a slot, and tokens to run."""
+        for piece in pieces:
             holds_slot = self._holds_slot(piece.lease, None, plan)
             # A prompt that is shared whole has nothing to run.
             if holds_slot and piece.size and piece.lease.length < piece.goal:
                 plan.pieces.append(piece)
-        return plan
 
     def _worth_of_our_drafts(self, job: Job) -> float:
         """The accepted nodes that guesses must promise, to be verified in place of a draft of
@@ -323,13 +327,9 @@ class StepRunner:
     def decide(self, ran: Ran | NotRun) -> Decided:
         """Decide what is accepted of each round of a forward, and commit it. If the forward raised,
         its rounds and prompts are reported as not run."""
-        decided = Decided()
         if isinstance(ran, NotRun):
-            for job in ran.plan.jobs:
-                self._report_not_run(job.lease, job, ran.error, decided)
-            for piece in ran.plan.pieces:
-                self._report_not_run(piece.lease, None, ran.error, decided)
-            return decided
+            return self._decide_not_run(ran)
+        decided = Decided()
         for row, job in enumerate(ran.plan.jobs):
             if job in ran.late:
                 decided.run_again.append(job)
@@ -345,6 +345,15 @@ class StepRunner:
             if job not in ran.plan.guessed:
                 # The path's first node is the pending token, which nobody has drafted.
                 decided.accepted_nodes[job] = len(ran.accepted[row].path) - 1
+        return decided
+
+    def _decide_not_run(self, not_run: NotRun) -> Decided:
+        """Report all rounds and prompts of a forward that raised as not run."""
+        decided = Decided()
+        for job in not_run.plan.jobs:
+            self._report_not_run(job.lease, job, not_run.error, decided)
+        for piece in not_run.plan.pieces:
+            self._report_not_run(piece.lease, None, not_run.error, decided)
         return decided
 
     def _answer(self, ran: Ran, row: int, job: Job) -> Answered:

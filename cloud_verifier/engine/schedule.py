@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -124,6 +124,40 @@ class _BatchWait:
     """It waits no longer than this, unless another round comes."""
     ready: int
     """Rounds that were ready when this was last looked at."""
+
+
+@dataclass(slots=True)
+class _Room:
+    """What a forward has room for, beside what it has already."""
+
+    cost: Cost
+    """Seconds of a forward, by its tokens."""
+    tokens: int
+    """Tokens of prompts that may still be added."""
+    seconds: float
+    """Seconds that they may take; infinite where nobody waits for the forward."""
+    beside: float
+    """Tokens that the forward has by now."""
+
+    @property
+    def least_piece(self) -> int:
+        """Tokens of a prompt that are worth running, if more of it are missing."""
+        return 1 if self.seconds == math.inf else _LEAST_PIECE
+
+    def fitting(self, missing: int, start: int) -> int:
+        """Returns how many of the `missing` tokens of a prompt fit, which go on at position
+        `start`."""
+        size = min(missing, self.tokens)
+        if self.seconds == math.inf:
+            return size
+        return min(size, self.cost.fitting(self.seconds, size, start, self.beside))
+
+    def take(self, size: int, start: int) -> None:
+        """Give room to so many tokens of a prompt from position `start` on."""
+        self.tokens -= size
+        if self.seconds != math.inf:
+            self.seconds -= self.cost.added(size, start, self.beside)
+            self.beside += size
 
 
 class Scheduler:
@@ -243,13 +277,17 @@ class Scheduler:
                 self._queue.run_again(job)
         if self._queue.ready and (step.jobs or step.prefill):
             self._pacing.round_ready(now)
-        cannot_run = []
-        for lease in outcome.full:
+        return self._give_up_prompts(outcome.full)
+
+    def _give_up_prompts(self, leases: Iterable[Lease]) -> list[Job]:
+        """Run the prompts of these leases no further; returns the rounds that waited for them."""
+        jobs = []
+        for lease in leases:
             self._prompts.pop(lease, None)
-            job_of_prompt = self._queue.remove(lease)
-            if job_of_prompt is not None:
-                cannot_run.append(job_of_prompt)
-        return cannot_run
+            job = self._queue.remove(lease)
+            if job is not None:
+                jobs.append(job)
+        return jobs
 
     def background_room(self, now: float) -> float:
         """Seconds for which activation records may be made now."""
@@ -267,28 +305,41 @@ class Scheduler:
     def _learn_time(self, step: EngineStep, outcome: StepOutcome, now: float) -> None:
         """Learn how long a forward takes by its tokens, charge the principals with the step's
         seconds, and note when its rounds and pieces of prompts ran."""
-        # Each row as the number of its tokens, and of those before them, which they attend to.
-        rounds = [(job.cost, job.base) for job in step.jobs]
-        prefill = [(piece.size, piece.start) for piece in step.prefill]
-        tokens = sum(tokens for tokens, _ in [*rounds, *prefill])
         spent = now - step.began
-        extra = min(outcome.extra_seconds, spent)
-        if outcome.ran and tokens:
-            pairs = attention_pairs([*rounds, *prefill])
-            self._cost.observe(tokens, spent - extra, pairs)
-            # The estimate, where there is one: what other programs use of the processor is nobody's
-            # doing here.
-            forward = self._cost.seconds(tokens, pairs) if self._cost else spent - extra
-            self._queue.charge(self._shares(step, forward, extra), spent)
+        if outcome.ran:
+            self._learn_cost(step, spent, min(outcome.extra_seconds, spent))
         if step.jobs:
-            of_rounds = sum(tokens for tokens, _ in rounds)
-            of_prefill = sum(self._cost.added(*piece, beside=of_rounds) for piece in prefill)
-            self._pacing.rounds_ran(max(0.0, spent - of_prefill), min(of_prefill, spent), now)
+            self._pace_rounds(step, spent, now)
             for job in step.jobs:
                 if not job.lease.revoked:
                     self._active[job.lease] = _Seen(now, job.cost)
         elif step.prefill:
             self._pacing.piece_ran(step.began, now)
+
+    def _learn_cost(self, step: EngineStep, spent: float, extra: float) -> None:
+        """Learn what a step's forward took, and charge its principals with that: `spent` seconds in
+        all, of which `extra` were drafts and masks."""
+        # Each row as the number of its tokens, and of those before them, which they attend to.
+        rows = [(job.cost, job.base) for job in step.jobs]
+        rows += [(piece.size, piece.start) for piece in step.prefill]
+        tokens = sum(count for count, _ in rows)
+        if not tokens:
+            return
+        pairs = attention_pairs(rows)
+        self._cost.observe(tokens, spent - extra, pairs)
+        # The estimate, where there is one: what other programs use of the processor is nobody's
+        # doing here.
+        forward = self._cost.seconds(tokens, pairs) if self._cost else spent - extra
+        self._queue.charge(self._shares(step, forward, extra), spent)
+
+    def _pace_rounds(self, step: EngineStep, spent: float, now: float) -> None:
+        """Note which part of a step's seconds went to its rounds, and which to pieces of prompts
+        beside them."""
+        tokens = sum(job.cost for job in step.jobs)
+        of_prompts = 0.0
+        for piece in step.prefill:
+            of_prompts += self._cost.added(piece.size, piece.start, beside=tokens)
+        self._pacing.rounds_ran(max(0.0, spent - of_prompts), min(of_prompts, spent), now)
 
     def _shares(self, step: EngineStep, forward: float, extra: float) -> dict[str, float]:
         """Returns the seconds of a step that each principal is charged with. The seconds of drafts
@@ -371,9 +422,7 @@ class Scheduler:
             for lease, seen in self._active.items()
             if not self._queue.parked(lease)
         }
-        prompts: Counter[str] = Counter()
-        for lease, prompt in self._prompts.items():
-            prompts[lease.principal] += max(0, prompt.goal - lease.start)
+        prompts = self._prompt_tokens()
         jobs, expired = self._queue.take(now, active, prompts, self._cost, self._extra)
         pieces: list[PrefillPiece] = []
         if jobs:
@@ -388,6 +437,13 @@ class Scheduler:
             least_chance=least_chance(self._cost, max(1, len(jobs))),
             began=now,
         )
+
+    def _prompt_tokens(self) -> Counter[str]:
+        """Returns how many tokens of prompts wait, by principal."""
+        tokens: Counter[str] = Counter()
+        for lease, prompt in self._prompts.items():
+            tokens[lease.principal] += max(0, prompt.goal - lease.start)
+        return tokens
 
     def _pieces_beside(self, jobs: Sequence[Job]) -> list[PrefillPiece]:
         """Returns pieces of prompts that make a forward of these rounds hardly longer; none of a
@@ -419,10 +475,13 @@ class Scheduler:
         if pieces:
             self._latest_prefill = sum(piece.size for piece in pieces)
             return EngineStep(prefill=pieces, began=now)
+        return self._pacing.hold(self._shortest_piece_seconds(), now) + _SHORTEST_WAIT
+
+    def _shortest_piece_seconds(self) -> float:
+        """Returns the seconds of a forward of the least piece of the prompt that runs next."""
         lease, prompt = self._prompts_in_order()[0]
         tokens = min(_LEAST_PIECE, prompt.goal - lease.start)
-        shortest = self._cost.seconds(tokens, attention_pairs([(tokens, lease.start)]))
-        return self._pacing.hold(shortest, now) + _SHORTEST_WAIT
+        return self._cost.seconds(tokens, attention_pairs([(tokens, lease.start)]))
 
     @property
     def _most_beside(self) -> int:
@@ -446,26 +505,19 @@ class Scheduler:
         `beside` other tokens longer by at most so many seconds. None is of a principal that has
         been served more than `served` seconds."""
         pieces: list[PrefillPiece] = []
-        tokens_left = min(most, self._prefill_tokens)
-        any_time = seconds == math.inf
+        room = _Room(self._cost, min(most, self._prefill_tokens), seconds, beside)
         for lease, prompt in self._prompts_in_order()[: self._max_rows]:
             start = lease.start
             missing = max(0, prompt.goal - start)
-            size = min(missing, tokens_left)
-            if not any_time:
-                size = min(size, self._cost.fitting(seconds, size, start, beside))
-            least = 1 if any_time else _LEAST_PIECE
-            too_small = size < min(missing, least)
+            size = room.fitting(missing, start)
+            too_small = size < min(missing, room.least_piece)
             if too_small or self._queue.served(lease.principal) > served:
                 break
-            tokens_left -= size
-            if not any_time:
-                seconds -= self._cost.added(size, start, beside)
-                beside += size
+            room.take(size, start)
             prompt.ran += size
             pieces.append(PrefillPiece(lease, prompt.ids, prompt.goal, size, start))
         if pieces:
-            self._oldest_first = not self._oldest_first
+            self._oldest_first = not self._oldest_first  # so that the two orders alternate
         return pieces
 
     def _prompts_in_order(self) -> list[tuple[Lease, _Prompt]]:
