@@ -157,46 +157,57 @@ def _serve(arguments: argparse.Namespace) -> int:
     # What cannot be used is said before anything is loaded, torch included.
     _ = settings.tls
     _check_paths(settings)
-    hosts = [settings.host, *([settings.openai_address[0]] if settings.openai else [])]
-    if not settings.tls_cert and not all(map(is_loopback, hosts)):
-        log.warning(
-            "not encrypted: tokens and text can be read on the way", extra={"event": "in_clear"}
-        )
+    _warn_of_clear_text(settings)
     if settings.app is not None:
         from moa.api.pages import app_policy
 
         app_policy(settings.app)
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(Port(settings.host, settings.port))
-        api_port = (
-            stack.enter_context(Port(*settings.openai_address, flag="--openai"))
-            if settings.openai
-            else None
-        )
+        api_port = None
+        if settings.openai:
+            api_port = stack.enter_context(Port(*settings.openai_address, flag="--openai"))
         if settings.upstream:
             run_loop(_serve_upstream(settings, auth, port))
-            return 0
-        _check_hub(settings)
-        from cloud_verifier.app import Verifier
-        from cloud_verifier.model import load
-
-        logs.take_over_libraries()
-        served = load(settings)
-        verifier = Verifier(served, settings, auth)
-        beside: contextlib.AbstractAsyncContextManager[str] = contextlib.nullcontext("")
-        if api_port is not None:
-            from cloud_verifier.openai.endpoint import endpoint
-
-            tokenizer = served.target.tokenizer
-            beside = endpoint(
-                verifier,
-                port=api_port,
-                tokenizer=tokenizer,
-                settings=settings,
-                principals=auth.principal,
-            )
-        run_loop(_until_stopped(verifier, port, beside))
+        else:
+            _serve_target(settings, auth, port, api_port)
     return 0
+
+
+def _warn_of_clear_text(settings: Settings) -> None:
+    """Log a warning if others can reach a port and nothing is encrypted."""
+    hosts = [settings.host]
+    if settings.openai:
+        hosts.append(settings.openai_address[0])
+    if not settings.tls_cert and not all(map(is_loopback, hosts)):
+        log.warning(
+            "not encrypted: tokens and text can be read on the way", extra={"event": "in_clear"}
+        )
+
+
+def _serve_target(
+    settings: Settings, auth: Authenticator, port: Port, api_port: Port | None
+) -> None:
+    """Load the target and serve it, at `api_port` as an API too if there is one."""
+    _check_hub(settings)
+    from cloud_verifier.app import Verifier
+    from cloud_verifier.model import load
+
+    logs.take_over_libraries()
+    served = load(settings)
+    verifier = Verifier(served, settings, auth)
+    beside: contextlib.AbstractAsyncContextManager[str] = contextlib.nullcontext("")
+    if api_port is not None:
+        from cloud_verifier.openai.endpoint import endpoint
+
+        beside = endpoint(
+            verifier,
+            port=api_port,
+            tokenizer=served.target.tokenizer,
+            settings=settings,
+            principals=auth.principal,
+        )
+    run_loop(_until_stopped(verifier, port, beside))
 
 
 def _check_paths(settings: Settings) -> None:

@@ -19,6 +19,7 @@ from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
 from moa import __version__
 from moa.bundle import MANIFEST, Bundle
+from moa.config import TargetFacts
 from moa.drafters.contract import Drafter, RecordReader
 from moa.drafters.onnx_drafting import OnnxDrafting
 from moa.drafters.registry import StoredDrafter, find
@@ -157,13 +158,7 @@ def _load(settings: Settings) -> Served:
     if settings.server_drafter and not is_gguf(settings.server_drafter):
         streams = _drafter_of_streams(settings.server_drafter)
     taps = taps_of(settings, stored, streams)
-    drafters = drafter_memory(
-        file=settings.server_drafter if is_gguf(settings.server_drafter) else "",
-        bundle=_bundle_folder(settings),
-        folders=[one.folder for one in (stored, streams) if one is not None],
-    )
-    target = load_target(settings, drafters)
-    facts = target.facts
+    target = load_target(settings, _memory_of_drafters(settings, stored, streams))
     small = small_model(settings, target)
     drafter = load_drafter(stored, target) if stored is not None else None
     stream_drafter = drafter
@@ -173,11 +168,10 @@ def _load(settings: Settings) -> Served:
         with_states(target).tap(taps)  # it keeps the states that these drafters read
     target.prepare(expected_load(settings), _PREPARATION_SECONDS)
     # The identity that `moa-export` writes into a bundle's manifest for the same drafter.
-    name = stored.weights_id(facts) if stored is not None else ""
-    machine = target.machine
+    name = stored.weights_id(target.facts) if stored is not None else ""
     graph = None
     if streams is stored and small is None:  # a bundle is of the drafter that makes the records
-        graph = load_graph(settings, machine.device, name)
+        graph = load_graph(settings, target.machine.device, name)
     if small is None and stream_drafter is not None and not target.capabilities.states:
         small = drafting_alone(settings, target, stream_drafter, graph)
     from_records = small is None and reads_records(drafter, stream_drafter, graph)
@@ -235,19 +229,7 @@ def small_model(settings: Settings, target: Target) -> SmallModel | None:
                 f"--bundle is of no use: {settings.server_drafter} drafts streams",
                 hint="leave one out",
             )
-        from moa.llama.drafting import LlamaDrafting  # loaded where it is asked for
-
-        options = LoadOptions(
-            device=settings.device,
-            slots=drafting_slots(target),
-            capacity=target.cache.capacity,
-            gpu_layers=settings.gpu_layers,
-            threads=settings.threads,
-            library=settings.llama_library,
-        )
-        path = Path(settings.server_drafter)
-        drafting = LlamaDrafting.load(path, target.facts, options)
-        return SmallModel(name=path.name, drafting=drafting)
+        return _small_gguf(Path(settings.server_drafter), settings, target)
     if settings.bundle and not settings.drafter and not settings.server_drafter:
         bundle = Bundle.open(settings.bundle)
         if bundle.manifest.drafter.reads_target:
@@ -258,6 +240,22 @@ def small_model(settings: Settings, target: Target) -> SmallModel | None:
             drafting=OnnxDrafting(None, graph, slots=drafting_slots(target)),
         )
     return None
+
+
+def _small_gguf(path: Path, settings: Settings, target: Target) -> SmallModel:
+    """Load the small model in a GGUF file, which is to draft for this target's streams."""
+    from moa.llama.drafting import LlamaDrafting  # loaded where it is asked for
+
+    options = LoadOptions(
+        device=settings.device,
+        slots=drafting_slots(target),
+        capacity=target.cache.capacity,
+        gpu_layers=settings.gpu_layers,
+        threads=settings.threads,
+        library=settings.llama_library,
+    )
+    drafting = LlamaDrafting.load(path, target.facts, options)
+    return SmallModel(name=path.name, drafting=drafting)
 
 
 def refuse_other_tokenizers(settings: Settings) -> None:
@@ -303,6 +301,16 @@ def expected_load(settings: Settings) -> ExpectedLoad:
         tokens=settings.max_batch_tokens,
         draft_tokens=_USUAL_DRAFT,
         prompt_tokens=settings.prefill_tokens,
+    )
+
+
+def _memory_of_drafters(settings: Settings, *stored: StoredDrafter | None) -> DrafterMemory:
+    """Returns what the drafters will take beside the target: those that are stored in folders, and
+    a GGUF file or a bundle that drafts here."""
+    return drafter_memory(
+        file=settings.server_drafter if is_gguf(settings.server_drafter) else "",
+        bundle=_bundle_folder(settings),
+        folders=[one.folder for one in stored if one is not None],
     )
 
 
@@ -370,32 +378,46 @@ def taps_of(
         )
     target = settings.target or str(_embedded().target)
     source = source_of(target)
+    drafters = [stored for stored in (drafter, streams) if stored is not None]
     if not source.states:
-        for stored in (drafter, streams):
-            if stored is not None and stored.kind.shares_weights:
-                raise UsageError(
-                    f"a target of {source.name} gives no states and no weights, and a drafter of"
-                    f" kind {stored.kind.name} needs them",
-                    hint="leave the drafter out; a kind that reads nothing of its target says"
-                    " shares_weights = False",
-                )
+        for stored in drafters:
+            _refuse_shared_weights(stored, source.name)
         return ()  # what such a drafter reads is asked when it is loaded
     facts, _ = read_facts(target, identify=False)
-    wanted: dict[tuple[int, ...], Path] = {}
-    for stored in (drafter, streams):
-        if stored is not None and (taps := stored.config(facts).taps):
-            wanted.setdefault(taps, stored.folder)
+    folders: dict[tuple[int, ...], Path] = {}  # by the layers that its drafter reads
+    for stored in drafters:
+        taps = stored.config(facts).taps
+        if taps:
+            folders.setdefault(taps, stored.folder)
     if streams is not None and streams is not drafter:
-        is_for_devices = streams.kind.on_device and streams.kind.shares_weights
-        if is_for_devices and not streams.config(facts).taps:
-            raise UsageError(
-                f"{streams.folder} reads no states of the target, which a server's own drafter does",
-                hint="give it as --drafter: it drafts streams, too",
-            )
-    if len(wanted) > 1:
-        first, second = wanted.values()
+        _refuse_for_devices(streams, facts)
+    if len(folders) > 1:
+        first, second = folders.values()
         raise UsageError(f"{first} and {second} read different states", hint="give one of them")
-    return next(iter(wanted), ())
+    return next(iter(folders), ())
+
+
+def _refuse_for_devices(streams: StoredDrafter, facts: TargetFacts) -> None:
+    """Refuse a drafter for streams that was made for devices: it reads none of the states that a
+    server's own drafter reads."""
+    is_for_devices = streams.kind.on_device and streams.kind.shares_weights
+    if is_for_devices and not streams.config(facts).taps:
+        raise UsageError(
+            f"{streams.folder} reads no states of the target, which a server's own drafter does",
+            hint="give it as --drafter: it drafts streams, too",
+        )
+
+
+def _refuse_shared_weights(stored: StoredDrafter, source: str) -> None:
+    """Refuse a drafter of a kind that needs weights or states of its target, behind a target from a
+    `source` that has none to give."""
+    if stored.kind.shares_weights:
+        raise UsageError(
+            f"a target of {source} gives no states and no weights, and a drafter of"
+            f" kind {stored.kind.name} needs them",
+            hint="leave the drafter out; a kind that reads nothing of its target says"
+            " shares_weights = False",
+        )
 
 
 def reads_records(

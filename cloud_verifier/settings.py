@@ -159,6 +159,18 @@ class Settings:
         if not self.upstream and (self.upstream_model or self.upstream_key_file):
             raise ConfigError("--upstream-model and --upstream-key-file need --upstream")
         check_prices(self.upstream_price_in, self.upstream_price_out, self.upstream_budget)
+        self._check_access()
+        self._check_ports()
+        for name in ("slots", "kv_tokens", "max_batch_rows", "max_batch_tokens", "prefill_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.slots > 65536:
+            raise ConfigError(f"slots must be at most 65536, not {self.slots}")
+        if not 0 <= self.batch_wait_ms <= 1000:
+            raise ConfigError(f"batch_wait_ms must be 0..1000, not {self.batch_wait_ms}")
+
+    def _check_access(self) -> None:
+        """Refuse to serve strangers without authentication, and TLS without one of its files."""
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("TLS needs both --tls-cert and --tls-key")
         if not self.auth_tokens and not is_loopback(self.host):
@@ -171,19 +183,15 @@ class Settings:
                 "refusing to serve --openai to others without authentication",
                 hint="give --auth-tokens",
             )
+
+    def _check_ports(self) -> None:
+        """Refuse ports that cannot be, or that two listeners would share."""
         if self.app and not self.openai:
             raise ConfigError("--app is served by the endpoint: give --openai, too")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be 0..65535, not {self.port}")
         if self.openai and self.port and self.openai_address == (self.host, self.port):
             raise ConfigError(f"--openai needs a port of its own: {self.port} is the verifier's")
-        for name in ("slots", "kv_tokens", "max_batch_rows", "max_batch_tokens", "prefill_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.slots > 65536:
-            raise ConfigError(f"slots must be at most 65536, not {self.slots}")
-        if not 0 <= self.batch_wait_ms <= 1000:
-            raise ConfigError(f"batch_wait_ms must be 0..1000, not {self.batch_wait_ms}")
 
     def _check_upstream(self) -> None:
         """Refuse settings that would do nothing in front of an upstream: whoever gives one expects

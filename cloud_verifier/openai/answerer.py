@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -213,18 +213,13 @@ class VerifierAnswerer:
         prompt_length = len(session.log)
         text = TextStream(self._tokenizer, ask.stop)
         predicted = _Predicted(session, encoded.prediction, self._service.limits)
-        streams = 0
         forwards = 0
         exchange = _Exchange(session, line, predicted)
         line.put(session.open())
         # A stream asked for at the same time would also be refused without a slot.
         await exchange.next(Ready)
         while not session.finish:
-            if not session.busy:  # the first stream, or one that was ended before the answer
-                streams += 1
-                line.put(session.stream(waits=predicted.begins()))
-            for message in predicted.news():
-                line.put(message)
+            exchange.ask()
             advanced = await exchange.next(Advanced)
             if isinstance(advanced, Working):
                 if advanced.done < advanced.total:
@@ -232,22 +227,31 @@ class VerifierAnswerer:
                 continue
             predicted.decided(advanced.tokens)
             forwards += bool(advanced.tokens)
-            for position, token in enumerate(advanced.tokens, advanced.base + 1):
-                piece = text.add(token)
-                entries = self._scored(session, position)
-                if piece or entries:
-                    yield Piece(piece, logprobs=entries)
+            for piece in self._pieces(session, text, advanced):
+                yield piece
         text.flush()
+        tokens = len(session.log) - prompt_length
         counts = Counts(
             prompt_tokens=prompt_length,
-            tokens=len(session.log) - prompt_length,
-            calls=streams,
+            tokens=tokens,
+            calls=exchange.streams,
             forwards=forwards,
-            forward_tokens=len(session.log) - prompt_length,
+            forward_tokens=tokens,
             predicted=predicted.offered,
             predicted_accepted=predicted.accepted,
         )
         yield Ended(reason=session.finish, verified=True, text=text.text, counts=counts)
+
+    def _pieces(
+        self, session: ClientSession, text: TextStream, advanced: Advanced
+    ) -> Iterator[Piece]:
+        """Yield the text of each new token, with its log-probabilities, and add it to `text`. A
+        token may have no text yet, because it is only a part of a character."""
+        for position, token in enumerate(advanced.tokens, advanced.base + 1):
+            piece = text.add(token)
+            entries = self._scored(session, position)
+            if piece or entries:
+                yield Piece(piece, logprobs=entries)
 
     def _scored(self, session: ClientSession, position: int) -> tuple[Scored, ...]:
         """Returns the log-probabilities of the token at this position, in a tuple; an empty one if
@@ -430,6 +434,17 @@ class _Exchange:
         self._predicted = predicted
         self._progress = time.monotonic()
         self._losses = 0
+        self.streams = 0
+        """Streams that were asked for."""
+
+    def ask(self) -> None:
+        """Ask for a stream if none runs, which is the first one, or goes on after one that was ended
+        before the answer. Tell it the predicted tokens that it has not been told."""
+        if not self._session.busy:
+            self.streams += 1
+            self._line.put(self._session.stream(waits=self._predicted.begins()))
+        for message in self._predicted.news():
+            self._line.put(message)
 
     async def next(self, kind: type[E]) -> E | Working:
         """Wait for the session's next event of this kind, or for the news that the service works on
@@ -439,14 +454,7 @@ class _Exchange:
         again; after some time or some losses the service's refusal is raised.
         """
         while True:
-            message = await self._line.get()
-            if isinstance(message, Goaway):
-                continue  # a drain waits for this answer
-            if getattr(message, "session", None) != self._session.id:
-                raise MoaError(f"unexpected message {type(message).__name__} for another session")
-            if isinstance(message, Error) and message.round and self._session.opening:
-                # Of a round that was sent behind an opening: the opening's own answer counts.
-                continue
+            message = await self._next_message()
             event = self._session.receive(message)
             if isinstance(event, Working):
                 self._progress = time.monotonic()
@@ -456,19 +464,46 @@ class _Exchange:
                 self._losses = 0
                 return event
             if isinstance(event, Recovered):
-                self._losses += 1
-                if self._losses > _MOST_LOSSES and isinstance(message, Error):
-                    raise remote_error(message)
+                self._count_loss(message)
+                self._ask_again()
             elif isinstance(event, Refused):
-                if not event.retry or time.monotonic() - self._progress > _REFUSED_SECONDS:
-                    raise remote_error(event.error)
-                await asyncio.sleep(max(0.01, event.retry_after))
-            else:
-                continue  # a repetition, or an event of another kind
-            for request in self._session.unsettled:
-                self._line.put(request)
-            for guesses in self._predicted.again():
-                self._line.put(guesses)
+                await self._sit_out(event)
+                self._ask_again()
+            # Anything else is a repetition, or an event of another kind.
+
+    def _count_loss(self, message: ServerMessage) -> None:
+        """Count that the service has dropped the session; after too many times in a row, raise the
+        refusal that says so."""
+        self._losses += 1
+        if self._losses > _MOST_LOSSES and isinstance(message, Error):
+            raise remote_error(message)
+
+    async def _sit_out(self, refused: Refused) -> None:
+        """Wait until a request that was refused may be sent again; raise the refusal if it never
+        may, or if nothing has come of the session for long."""
+        if not refused.retry or time.monotonic() - self._progress > _REFUSED_SECONDS:
+            raise remote_error(refused.error)
+        await asyncio.sleep(max(0.01, refused.retry_after))
+
+    async def _next_message(self) -> ServerMessage:
+        """Wait for the next message of the service that is about the session."""
+        while True:
+            message = await self._line.get()
+            if isinstance(message, Goaway):
+                continue  # a drain waits for this answer
+            if getattr(message, "session", None) != self._session.id:
+                raise MoaError(f"unexpected message {type(message).__name__} for another session")
+            if isinstance(message, Error) and message.round and self._session.opening:
+                # Of a round that was sent behind an opening: the opening's own answer counts.
+                continue
+            return message
+
+    def _ask_again(self) -> None:
+        """Send the requests again that have no answer, with the guesses for them."""
+        for request in self._session.unsettled:
+            self._line.put(request)
+        for guesses in self._predicted.again():
+            self._line.put(guesses)
 
 
 def _sampling(ask: AnswerRequest) -> SamplingSettings:

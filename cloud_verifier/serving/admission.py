@@ -72,16 +72,9 @@ class Admission:
         principal = self._auth.principal(authorization)
         if principal is None:
             log.warning("unauthorized", extra={"peer": peer, "event": "unauthorized"})
-            return text_reply(
-                http.HTTPStatus.UNAUTHORIZED,
-                "a valid bearer token is needed",
-                {"WWW-Authenticate": "Bearer"},
-            )
+            return _NO_TOKEN
         if principal == ANONYMOUS and not self._hosts.serve(host):
-            return text_reply(
-                http.HTTPStatus.FORBIDDEN,
-                "this name is not served here: allow it with --openai-host, or give tokens",
-            )
+            return _OTHER_HOST
         if path == "/metrics":
             return self._metrics(principal)
         if path != "/":
@@ -89,9 +82,7 @@ class Admission:
         if problem:
             return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE, problem)
         if self._service.full(principal):
-            return text_reply(
-                http.HTTPStatus.SERVICE_UNAVAILABLE, "too many connections", {"Retry-After": "1"}
-            )
+            return _TOO_MANY
         return principal
 
     def _metrics(self, principal: str) -> Reply:
@@ -108,6 +99,18 @@ def text_reply(status: http.HTTPStatus, line: str, extra: dict[str, str] | None 
     return Reply(status, f"{line}\n".encode(), extra or {})
 
 
+_NO_TOKEN = text_reply(
+    http.HTTPStatus.UNAUTHORIZED,
+    "a valid bearer token is needed",
+    {"WWW-Authenticate": "Bearer"},
+)
+_OTHER_HOST = text_reply(
+    http.HTTPStatus.FORBIDDEN,
+    "this name is not served here: allow it with --openai-host, or give tokens",
+)
+_TOO_MANY = text_reply(
+    http.HTTPStatus.SERVICE_UNAVAILABLE, "too many connections", {"Retry-After": "1"}
+)
 NOT_MEASURED = f"metrics are for the principal {OPERATOR!r}: make a token with --name {OPERATOR}"
 FAILED = text_reply(http.HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
 """The answer where answering failed."""

@@ -62,15 +62,7 @@ async def converse(service: Service, socket: Socket, principal: str) -> None:
     who: Who = {"peer": socket.peer, "principal": principal}
     async with _orderly_end(socket, who):
         channel = Channel(service, principal, socket.meter, socket.peer)
-        started = service.clock()
-        tasks: list[asyncio.Task[None]] = []
-        try:
-            log.info("connected", extra=who | {"event": "connected"})
-            socket.meter.belongs_to(service.principal(principal))
-            socket.flooded = channel.flooded
-            tasks.append(asyncio.create_task(_await_hello(socket, channel)))
-            writer = asyncio.create_task(_write(socket, channel.outbox, who))
-            tasks.append(writer)
+        async with _writing(channel, socket, who) as writer:
             try:
                 async for frame in socket:
                     if not isinstance(frame, bytes):
@@ -81,13 +73,31 @@ async def converse(service: Service, socket: Socket, principal: str) -> None:
             except CloseConnection as end:
                 channel.outbox.end(end)
                 await writer
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            channel.close()
-            seconds = round(service.clock() - started, 3)
-            log.info("disconnected", extra=who | {"event": "disconnected", "seconds": seconds})
+
+
+@contextlib.asynccontextmanager
+async def _writing(channel: Channel, socket: Socket, who: Who) -> AsyncIterator[asyncio.Task[None]]:
+    """A context in which what the channel has to say is written to its socket; yields the task that
+    does so. Beside it, the connection ends if no hello comes in time. At the end of the context the
+    channel is closed."""
+    service = channel.service
+    started = service.clock()
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        log.info("connected", extra=who | {"event": "connected"})
+        socket.meter.belongs_to(service.principal(channel.principal))
+        socket.flooded = channel.flooded
+        tasks.append(asyncio.create_task(_await_hello(socket, channel)))
+        writer = asyncio.create_task(_write(socket, channel.outbox, who))
+        tasks.append(writer)
+        yield writer
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        channel.close()
+        seconds = round(service.clock() - started, 3)
+        log.info("disconnected", extra=who | {"event": "disconnected", "seconds": seconds})
 
 
 async def _write(socket: Socket, outbox: Outbox, who: Who) -> None:
