@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Self
 
 from cloud_verifier.engine.contract import Report
+from cloud_verifier.engine.job import Job
 from cloud_verifier.logs import log
 from cloud_verifier.serving.admission import Admission
 from cloud_verifier.serving.auth import Authenticator
@@ -56,6 +57,10 @@ class Server:
     def works(self) -> bool:
         """Whether rounds that have no answer yet are being worked on."""
         return not self.wrong()
+
+    def works_on(self, job: Job) -> bool:
+        """Whether this round is among those that are being worked on, if any are."""
+        return True
 
     async def start_engine(self) -> None:
         """Have rounds run."""
@@ -111,7 +116,7 @@ class Server:
         while True:
             await asyncio.sleep(PROGRESS_SECONDS / 2)
             if self.works():
-                self.service.tell_progress()
+                self.service.tell_progress(self.works_on)
 
     def _post(self, reports: list[Report]) -> None:
         """Have the event loop take the engine's reports; called in the engine's thread."""

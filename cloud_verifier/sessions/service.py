@@ -296,13 +296,15 @@ class Service:
                 self._quarantine(session, Failed(session.lease, job, "lost"))
         self._gone = set(gone)
 
-    def tell_progress(self) -> None:
-        """Tell devices that have heard nothing for long how far their rounds are. A device that
-        does not read its answers is told nothing."""
+    def tell_progress(self, works_on: Callable[[Job], bool] = lambda job: True) -> None:
+        """Tell devices that have heard nothing for long how far their rounds are, those of them
+        that are being worked on. A device that does not read its answers is told nothing."""
         now = self.clock()
         for session in self.table:
             outbox = session.outbox
             if outbox is None or outbox.has_answers:
+                continue
+            if session.job is None or not works_on(session.job):
                 continue
             news = session.progress(now)
             if news is not None:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from cloud_verifier.engine.contract import ModelFacts
+from cloud_verifier.engine.job import Job
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.server import Server
@@ -137,7 +138,7 @@ class UpstreamVerifier(Server):
         figures = Figures(self.metrics.registry)
         figures.begin(upstreams.addresses)
         figures.money(prices.budget, lambda: spending.spent if spending.limited else 0.0)
-        self._watch = Watch(upstreams, lambda: self.engine.running)
+        self._watch = Watch(upstreams, lambda: self.engine.running, self.engine.awaited_for)
         self._probing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._was_away = ""
@@ -202,8 +203,14 @@ class UpstreamVerifier(Server):
         return self._watch.unready()
 
     def works(self) -> bool:
-        """Nobody knows: an upstream that is silent may be reading a prompt, or be gone."""
-        return False
+        """Whether an upstream has answered something just now. One that is silent may be reading a
+        prompt, or be gone."""
+        return self._watch.is_alive
+
+    def works_on(self, job: Job) -> bool:
+        """Whether the upstream may be reading this job's prompt: it has not begun to answer. One
+        that falls silent in mid-answer is not at work for all that is known."""
+        return self.engine.awaits(job)
 
     async def start_engine(self) -> None:
         """Ask what answers there. Nobody waits for it: without a network a device is served, too."""

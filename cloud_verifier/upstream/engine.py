@@ -119,15 +119,23 @@ class UpstreamEngine:
         self._spending = spending
         self._clock = clock
         self._tasks: dict[Job, asyncio.Task[None]] = {}
-        self._silent = 0
-        """Requests that have no answer yet."""
+        self._awaited: dict[Job, float] = {}
+        """Jobs whose requests have no answer yet, and since when."""
 
     # ---- what sessions ask for
 
     @property
     def queued(self) -> int:
         """Jobs whose upstream has not answered yet."""
-        return self._silent
+        return len(self._awaited)
+
+    def awaits(self, job: Job) -> bool:
+        """Whether the upstream has not begun to answer this job's request."""
+        return job in self._awaited
+
+    def awaited_for(self, now: float) -> float:
+        """For how long the oldest request without an answer has been waiting; 0 without one."""
+        return now - min(self._awaited.values(), default=now)
 
     @property
     def running(self) -> int:
@@ -438,8 +446,7 @@ class UpstreamEngine:
         pieces = self._upstreams.go_on(asked)
         coming: asyncio.Future[Any] | None = None
         usage: Usage | None = None
-        self._silent += 1
-        silent = True
+        self._awaited[turn.job] = self._clock()
         try:
             while True:
                 coming = asyncio.ensure_future(anext(pieces, None))
@@ -449,9 +456,7 @@ class UpstreamEngine:
                 if self._is_broken_off(turn, asked):
                     return
                 piece = coming.result()
-                if silent:
-                    self._silent -= 1
-                    silent = False
+                self._awaited.pop(turn.job, None)
                 if piece is None:
                     return
                 usage = piece.usage or usage
@@ -462,7 +467,7 @@ class UpstreamEngine:
                     return  # the device asks for the rest, and is told
         finally:
             turn.usages.append(usage)
-            self._silent -= silent
+            self._awaited.pop(turn.job, None)
             if coming is not None:
                 coming.cancel()
                 # Nobody may have looked at it: the upstream can fail while the answer is broken off.

@@ -15,8 +15,13 @@ _LONGEST_PAUSE = 10.0
 """Seconds between two looks at upstreams of which none answers: doubled each time."""
 _STALE_SECONDS = 5.0
 """What was heard longer ago proves nothing any more: a request may have gone nowhere since."""
-_STEP_SECONDS = 1.0
-"""How often the clock is read while all is well: that costs nothing."""
+_STEP_SECONDS = 0.1
+"""How often the clock is read: a device whose upstream is silent goes on after a second."""
+_ALIVE_SECONDS = 2.0
+"""For so long an upstream that has answered something counts as alive."""
+_SLOW_SECONDS = 0.3
+"""A request without an answer for so long is a slow one: it is looked whether the upstream lives,
+before the device takes it for gone."""
 
 
 class Watch:
@@ -28,11 +33,14 @@ class Watch:
         self,
         upstreams: Upstreams,
         running: Callable[[], int],
+        awaited_for: Callable[[float], float] = lambda now: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Watch these upstreams; `running` returns how many answers are being written there."""
+        """Watch these upstreams; `running` returns how many answers are being written there, and
+        `awaited_for` since how many seconds the oldest request has no answer, at this time."""
         self._upstreams = upstreams
         self._running = running
+        self._awaited_for = awaited_for
         self._clock = clock
         self._wanted = asyncio.Event()
         """Set when somebody wants to know now."""
@@ -47,8 +55,23 @@ class Watch:
         return "no upstream answers" if self._upstreams.away else ""
 
     @property
+    def is_alive(self) -> bool:
+        """Whether an upstream has answered something just now."""
+        return self._upstreams.silent_for(self._clock()) < _ALIVE_SECONDS
+
+    @property
     def _is_stale(self) -> bool:
         return self._upstreams.silent_for(self._clock()) >= _STALE_SECONDS
+
+    @property
+    def _is_doubted(self) -> bool:
+        """Whether somebody waits for an upstream that may be gone: an answer stands still, or does
+        not begin while nothing else is heard. A service that is slow by nature is asked about once a
+        second at most."""
+        now = self._clock()
+        if self._awaited_for(now) >= _SLOW_SECONDS:
+            return self._upstreams.silent_for(now) >= _ALIVE_SECONDS / 2
+        return self._running() > 0 and self._is_stale
 
     async def run(self) -> None:
         """Look whenever that is needed, for ever."""
@@ -58,8 +81,7 @@ class Watch:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause if is_away else _STEP_SECONDS):
                     await self._wanted.wait()
-            is_silent = self._running() > 0 and self._is_stale
-            if not (is_away or is_silent or self._wanted.is_set()):
+            if not (is_away or self._is_doubted or self._wanted.is_set()):
                 pause = _FIRST_PAUSE
                 continue
             self._wanted.clear()

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx2 as httpx
@@ -18,13 +19,14 @@ from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from cloud_verifier.upstream.client import Upstreams
 from cloud_verifier.upstream.contract import Continuation, UpstreamError, Usage
 from cloud_verifier.upstream.spending import Prices, Spending
-from edge_client import EdgeClient
+from edge_client import Done, EdgeClient
 from edge_client.cli.serve import tell_of_the_verifier
 from edge_client.serve.answerer import EdgeAnswerer
 from edge_client.serve.endpoint import endpoint
 from edge_client.serve.settings import ServeSettings
 from moa.process.listening import Port
 from moa.sampling import SamplingSettings
+from moa.wire.messages import Progress, ServerMessage
 from tests.verifier.upstream.scripted import (
     MODELS,
     Answer,
@@ -259,6 +261,65 @@ async def test_an_engine_that_falls_silent_is_given_up(
                 pass
         await upstreams.close()
         over.set()
+
+
+@pytest.mark.parametrize("lives", [True, False])
+async def test_an_engine_that_reads_is_at_work_and_one_that_is_gone_is_not(lives: bool) -> None:
+    """Both are silent. For one that tells its models a device waits: in an answer that is kept its
+    own text would stand in that one's place."""
+    over = asyncio.Event()
+    models = Switched(whole(MODELS))
+
+    async def silent(request: Request, writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        if not lives:
+            models.now = silent
+        await over.wait()
+        await TELLS(request, writer)
+
+    async def until(happened: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not happened():
+                await asyncio.sleep(0.01)
+
+    async with (
+        running(answer, models) as upstream,
+        behind(upstream) as verifier,
+        EdgeClient(verifier=verifier.transport.url, offline_after=300.0) as device,
+    ):
+        await device.wait_online(60)
+        assert device.link is not None
+        deliver = device.link.deliver
+        signs: list[ServerMessage] = []
+
+        def delivered(arrived: float, message: ServerMessage, size: int) -> None:
+            if isinstance(message, Progress):
+                signs.append(message)
+            deliver(arrived, message, size)
+
+        device.link.deliver = delivered  # type: ignore[method-assign]
+
+        async def ask() -> str:
+            text = ""
+            async for event in device.generate("What is 17 plus 25?"):
+                text = event.text if isinstance(event, Done) else text
+            return text
+
+        asking = asyncio.create_task(ask())
+        await until(lambda: bool(upstream.asked))
+        if lives:
+            looked = verifier.upstreams.silent_for
+            await until(lambda: len(signs) >= 4 and looked(time.monotonic()) < 1)
+        else:
+            await until(lambda: not verifier.works())
+            told = len(signs)
+            await until(lambda: bool(verifier.upstreams.away))
+            assert len(signs) <= told + 1  # one may have been under way
+        over.set()
+        models.now = whole(MODELS)
+        assert await asking == TEXT
 
 
 # ---- the budget
