@@ -52,8 +52,38 @@ _LOOK_SECONDS = 0.05
 """So often a job that waits for the upstream looks whether it was cancelled, and for guesses."""
 _USAGE_SECONDS = 0.05
 """For so long an answer that is as long as it may be waits for the upstream's own count of it."""
+_USUAL_FIRST_SECONDS = 1.0
+"""Until the first text at most, beside reading the prompt: by that a service differs from another."""
+_LONG_PROMPT = 500
+"""Tokens of a prompt from which on its first text tells how fast prompts are read."""
+_NEWEST = 0.2
+"""How much the latest token counts in the usual time of a token."""
 _WORTH_A_REQUEST = 4
 """Tokens of known text for which an engine that writes is broken off, and asked about them."""
+
+
+class Pace:
+    """How long an upstream takes, as devices are told it: they expect the next answer by that. The
+    wait for a first text is for the most part the reading of the prompt, and no forward; taken for
+    one, a single long prompt would have devices wait for minutes in the next outage."""
+
+    def __init__(self) -> None:
+        self._first = _USUAL_FIRST_SECONDS
+        """Until a first text at least, in seconds."""
+        self._token = 0.05
+        """Between two tokens, usually."""
+
+    def took(self, seconds: float, prompt: int) -> tuple[float, float]:
+        """Returns how much of the wait for new tokens was reading, and how much a forward. `prompt`
+        is the prompt's length where they are the first of an answer, else 0."""
+        if not prompt:
+            self._token += (seconds - self._token) * _NEWEST
+            return 0.0, seconds
+        self._first = min(self._first, seconds)
+        forward = min(seconds, self._token)
+        # Of a short prompt the wait says little: it may be a service's own, whatever the length.
+        share = min(1.0, prompt / _LONG_PROMPT)
+        return share * max(0.0, seconds - forward - self._first), forward
 
 
 class Written(NamedTuple):
@@ -73,6 +103,8 @@ class _Turn:
     """Whether tokens are chosen here, from what the engine tells of each place."""
     draft: list[int] = field(default_factory=list)
     """What is to be checked next."""
+    unheard: bool = True
+    """Whether the latest request has brought no tokens yet."""
     usages: list[Usage | None] = field(default_factory=list)
     """What the upstream has counted for each request; None where it did not tell."""
 
@@ -119,6 +151,7 @@ class UpstreamEngine:
         self._spending = spending
         self._clock = clock
         self._tasks: dict[Job, asyncio.Task[None]] = {}
+        self._pace = Pace()
         self._awaited: dict[Job, float] = {}
         """Jobs whose requests have no answer yet, and since when."""
 
@@ -373,6 +406,9 @@ class UpstreamEngine:
             if len(places) < kept:
                 raise UpstreamError("the upstream tells too few log-probabilities", later=False)
             logprobs = packed(places[:kept], job.logprobs)
+        is_first = turn.unheard and not drafted
+        turn.unheard = False
+        reading, forward = self._pace.took(now - turn.asked_at, len(job.ids) if is_first else 0)
         answer = StreamTokens(
             session=job.lease.session,
             round=job.request.round,
@@ -381,8 +417,8 @@ class UpstreamEngine:
             done=bool(finish) or job.cancelled,
             finish=finish,
             drafted=drafted,
-            queue_ms=1000 * max(0.0, turn.asked_at - job.enqueued),
-            forward_ms=1000 * (now - turn.asked_at),
+            queue_ms=1000 * (max(0.0, turn.asked_at - job.enqueued) + reading),
+            forward_ms=1000 * forward,
             logprobs=logprobs,
             foreseen=drafted,
         )
@@ -447,6 +483,7 @@ class UpstreamEngine:
         coming: asyncio.Future[Any] | None = None
         usage: Usage | None = None
         self._awaited[turn.job] = self._clock()
+        turn.unheard = True
         try:
             while True:
                 coming = asyncio.ensure_future(anext(pieces, None))

@@ -18,6 +18,7 @@ from cloud_verifier.upstream import client, watch
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from cloud_verifier.upstream.client import Upstreams
 from cloud_verifier.upstream.contract import Continuation, UpstreamError, Usage
+from cloud_verifier.upstream.engine import Pace
 from cloud_verifier.upstream.spending import Prices, Spending
 from edge_client import Done, EdgeClient
 from edge_client.cli.serve import tell_of_the_verifier
@@ -320,6 +321,19 @@ async def test_an_engine_that_reads_is_at_work_and_one_that_is_gone_is_not(lives
         over.set()
         models.now = whole(MODELS)
         assert await asking == TEXT
+
+
+def test_a_prompt_that_was_long_to_read_is_no_slow_forward() -> None:
+    """Devices expect the next token within a few forwards, and the next answer by its prompt."""
+    pace = Pace()
+    assert pace.took(15.0, prompt=1000) == (pytest.approx(13.95), 0.05)
+    assert pace.took(0.02, prompt=0) == (0.0, 0.02)
+    reading, forward = pace.took(0.8, prompt=30)  # a service that takes its time for any prompt
+    assert reading / 30 * 4000 < 1
+    assert forward < 0.05
+    for _ in range(50):
+        reading, forward = pace.took(0.8, prompt=30)
+    assert reading == 0
 
 
 # ---- the budget
