@@ -96,7 +96,13 @@ async def test_an_upstream_that_fails_while_its_answer_is_broken_off_leaves_noth
     None
 ):
     """Else asyncio logs a traceback of an exception that was never retrieved."""
-    job = SimpleNamespace(cancelled=False)
+
+    class Cancelled:
+        """A job as far as it is looked at."""
+
+        cancelled = False
+
+    job = Cancelled()
 
     async def go_on(asked: Continuation) -> AsyncGenerator[Piece, None]:
         job.cancelled = True
