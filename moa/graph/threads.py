@@ -59,14 +59,21 @@ def fastest(model: Path, identity: str) -> StepGraph:
     if _is_busy():
         return graph
     graphs = {usual: graph, more: StepGraph(model, threads=more)}
-    times = _measured(graphs)
-    chosen = pick(times, usual)
-    if not _is_busy():  # else the times may be those of others' work: measured again next time
-        _write_answer(answer_file, chosen, times)
+    chosen = _measure(graphs, usual, answer_file)
     graph = graphs.pop(chosen)
     graphs.clear()
     give_back_free_memory()  # the other session's copy of the weights
     return graph
+
+
+def _measure(graphs: Mapping[int, StepGraph], usual: int, answer_file: Path) -> int:
+    """Measure graphs by their number of threads, and keep which is the fastest. Returns that
+    number."""
+    times = _measured(graphs)
+    chosen = pick(times, usual)
+    if not _is_busy():  # else the times may be those of others' work: measured again next time
+        _write_answer(answer_file, chosen, times)
+    return chosen
 
 
 def pick(times: Mapping[int, float], usual: int) -> int:

@@ -65,14 +65,6 @@ def _child(bundle: Bundle, variant: str, threads: int) -> str:
     """Try a variant of a bundle in a child process. Returns `_DONE` if its graph could be loaded
     and run, else a line that says what is wrong with it. Raises a `MoaError` if the child failed
     for another reason than its limits."""
-    # The user's settings, a token among them, are no business of a process that runs a
-    # stranger's graph.
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("MOA_EDGE_")
-    }
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    # Each arena takes 64 MB of address space, which is what is limited.
-    environment["MALLOC_ARENA_MAX"] = "2"
     command = [sys.executable, "-P", "-m", "moa.graph.trial"]
     command += [str(bundle.folder.absolute()), variant, str(threads)]
     with (
@@ -82,7 +74,7 @@ def _child(bundle: Bundle, variant: str, threads: int) -> str:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment,
+            env=_environment(),
         ) as child,
     ):
         try:
@@ -103,6 +95,18 @@ def _child(bundle: Bundle, variant: str, threads: int) -> str:
         f" {seconds:.0f} s of the processor or {_BUSY * seconds:.0f} s by the clock"
         " to be loaded and run once"
     )
+
+
+def _environment() -> dict[str, str]:
+    """The environment variables of a process that runs a stranger's graph. The user's settings, a
+    token among them, are no business of it."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("MOA_EDGE_")
+    }
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    # Each arena takes 64 MB of address space, which is what is limited.
+    environment["MALLOC_ARENA_MAX"] = "2"
+    return environment
 
 
 def _output(child: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bytes]:

@@ -34,12 +34,8 @@ def write_whole(
     """Replace the file at `path` as a whole by this content, readable by its owner only: it is
     written beside it first, then renamed. `check` may look at what was written, and raise: then
     nothing changes."""
-    # What earlier writes have left behind whose processes were killed is removed.
     prefix = f".{path.name}."
-    for old in path.parent.glob(f"{glob.escape(prefix)}*{_SUFFIX}"):
-        with contextlib.suppress(OSError):
-            if time.time() - old.stat().st_mtime > _STALE_SECONDS:
-                old.unlink()
+    _remove_stale(path.parent, prefix)
     with tempfile.NamedTemporaryFile(
         "wb", dir=path.parent, prefix=prefix, suffix=_SUFFIX, delete=False
     ) as partial:
@@ -54,6 +50,15 @@ def write_whole(
     except BaseException:
         written.unlink(missing_ok=True)
         raise
+
+
+def _remove_stale(folder: Path, prefix: str) -> None:
+    """Remove what earlier writes have left behind whose processes were killed: old files with this
+    beginning."""
+    for old in folder.glob(f"{glob.escape(prefix)}*{_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            if time.time() - old.stat().st_mtime > _STALE_SECONDS:
+                old.unlink()
 
 
 class Changed(Exception):

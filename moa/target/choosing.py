@@ -112,6 +112,17 @@ class _Walk:
     path: list[int] = field(default_factory=list)
     """The tokens after node 0 so far."""
 
+    def go_on(self, token: int) -> Accepted | None:
+        """Go to the node of the target's token. Returns what was accepted where there is none."""
+        try:
+            self.node = self.steps.send(token)
+        except StopIteration as end:
+            accepted: Accepted = end.value
+            return accepted
+        self.path.append(token)
+        self.penalized = np.append(self.penalized, token)
+        return None
+
 
 def _accept_by_level(step: Step, rows: dict[int, Judged]) -> dict[int, Accepted]:
     """Decide about the drafts of these rows, by their number in the forward. The host chooses, and
@@ -125,15 +136,10 @@ def _accept_by_level(step: Step, rows: dict[int, Judged]) -> dict[int, Accepted]
     while walks:
         logits = step.host_logits([Node(b, going.node) for b, going in walks.items()])
         for (b, going), scores in zip(list(walks.items()), logits, strict=True):
-            token = _choose(going, scores)
-            try:
-                going.node = going.steps.send(token)
-            except StopIteration as end:
-                accepted[b] = end.value
+            ended = going.go_on(_choose(going, scores))
+            if ended is not None:
+                accepted[b] = ended
                 del walks[b]
-                continue
-            going.path.append(token)
-            going.penalized = np.append(going.penalized, token)
     return accepted
 
 
