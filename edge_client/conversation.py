@@ -305,6 +305,9 @@ class Conversation:
         tokens."""
         shared = self._shared
         calibration = shared.device.bundle.manifest.calibration
+        # Not `self.records`: the turn would hold the conversation, which holds the turn, and the
+        # drafter's caches would stay in memory until the garbage collector looks for such circles.
+        records = self.records
         now = perf_counter()
         unread = start - session_state.session.settled
         return TurnMachine(
@@ -312,10 +315,8 @@ class Conversation:
             session_state,
             shared.controller,
             shared.spending,
-            self.records,
-            OfflineGuard.of(
-                calibration, settings.max_offline_tokens, lambda: bool(self.records.held())
-            ),
+            records,
+            OfflineGuard.of(calibration, settings.max_offline_tokens, lambda: bool(records.held())),
             Deadlines(settings.patience, shared.controller, waiting_since=now, unread=unread),
             Stats(started=now),
             Reachability(shared.link is not None),

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import tracemalloc
+import weakref
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from edge_client.events import Done, Link, Progress, Prompt, Token
 from moa.errors import UsageError
 from tests.edge import kit
 from tests.edge.test_exact import truth
+from tests.torture.device import demo_device
 from tests.verifier import kit as verifier_kit
 
 COUNT = 16
@@ -52,6 +55,27 @@ async def test_a_conversation_takes_little_memory() -> None:
         size, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert size / 8 < 2_000_000
+
+
+async def test_a_closed_conversation_gives_its_memory_back_at_once() -> None:
+    """A drafter's caches are outside of Python's memory: the collector of circular garbage does not
+    know how much it would win, and comes late."""
+
+    async def one_answer(client: EdgeClient) -> list[weakref.ref[Any]]:
+        async with client.conversation() as conversation:
+            await kit.transcribe(conversation, client.encode("hello"), max_new_tokens=4)
+            return [weakref.ref(conversation.drafter), weakref.ref(conversation)]
+
+    # Limits of offline text were measured for this device's drafter, and ask for its records.
+    async with EdgeClient(device=demo_device(), offline=True) as client:
+        await one_answer(client)  # the first one loads the shared parts
+        gc.collect()
+        gc.disable()
+        try:
+            kept = await one_answer(client)
+            assert [one() for one in kept] == [None, None]
+        finally:
+            gc.enable()
 
 
 async def test_a_second_turn_of_the_same_conversation_at_once_is_refused() -> None:
