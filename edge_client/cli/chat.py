@@ -30,7 +30,7 @@ from edge_client.screen.ctrl_c import CtrlC, Interrupted
 from edge_client.screen.pipe import refused
 from edge_client.screen.reader import Reader, make_reader
 from edge_client.screen.views import draws_markdown, make_console, make_view
-from edge_client.screen.words import named, tokens
+from edge_client.screen.words import named, not_verified, tokens
 from moa.errors import MoaError, UsageError
 from moa.grammar.spec import Grammar
 from moa.safe_text import safe_line, safe_text
@@ -150,7 +150,11 @@ class ChatLoop:
         self._ctrl_c = CtrlC()
         self._schema = schema
         self._check: OfflineCheck | None = None
-        """The verifier's check of the latest answer, if the device wrote a part of it alone."""
+        """The verifier's check of the latest answer, and of those before it, if the device wrote a
+        part of them alone."""
+        self._earlier: list[OfflineCheck] = []
+        """Checks of the answers before the one that is asked for now, if they are not verified, and
+        of what follows them."""
         self._typing = False
         """Whether the user is being asked for a line."""
         self._status: Status | None = None
@@ -173,16 +177,29 @@ class ChatLoop:
         while True:
             line = await self._next_line()
             if line is None:
+                self._say_what_is_left()
                 return
+            self._dialogue.unverified = self._unverified
             try:
                 step = self._dialogue.take(line)
                 if isinstance(step, Quit):
+                    self._say_what_is_left()
                     return
                 await self._do(step)
             except UsageError as error:
                 # The conversation continues: only this answer failed.
                 self.mistakes += 1
                 self._console.print(f"edge-client: {error.line()}", style="red")
+
+    @property
+    def _unverified(self) -> int:
+        """Tokens of the dialogue's answers that are not verified."""
+        return self._check.all_unverified if self._check is not None else 0
+
+    def _say_what_is_left(self) -> None:
+        """Say at the end of a chat what of it was never verified. A script is told by each answer."""
+        if self._unverified and self._reader.interactive and self._client.link is not None:
+            self._console.print(not_verified(self._unverified), style="yellow")
 
     async def _next_line(self) -> str | None:
         """Returns the next line that the user types; None at the end of the input. Ctrl-C discards
@@ -205,6 +222,8 @@ class ChatLoop:
         """Do what a line has asked for; None was an empty line."""
         if self._check is not None and not self._dialogue.holds(self._check.message):
             await self._check.leave()  # nobody sees that answer any more
+            if not isinstance(step, Ask | Continue):
+                self._check = self._check.without_the_later()
         match step:
             case Ask() | Continue():
                 await self._ask(step)
@@ -219,21 +238,23 @@ class ChatLoop:
         await self._settle()
         check = self._check
         unread: list[int] = []
-        if check is not None and check.unverified and self._dialogue.holds(check.message):
+        self._earlier = check.not_ended if check is not None else []
+        if check is not None and self._earlier:
             if isinstance(step, Continue) and self._client.link is not None:
-                step, unread = self._go_on_after_verified(check)
+                self._earlier = [one for one in self._earlier if one is not check]
+                if check.unverified and self._dialogue.holds(check.message):
+                    step, unread = self._go_on_after_verified(check)
             else:
-                self._console.print(
-                    f"this goes on from an answer of which {_not_verified(check.unverified)}",
-                    style="yellow",
-                )
+                which = "an answer" if self._earlier == [check] else "answers"
+                count = not_verified(check.all_unverified)
+                self._console.print(f"this goes on from {which} of which {count}", style="yellow")
         await self._answer(step, unread)
 
     def _go_on_after_verified(self, check: OfflineCheck) -> tuple[Ask | Continue, list[int]]:
         """Cut the last answer to its verified tokens, so that nothing unverified becomes a part of
         the prompt. Returns what to ask for now, and the tokens that were cut: the verifier reads
         them as text that probably follows."""
-        count = _not_verified(check.unverified)
+        count = not_verified(check.unverified)
         unread = check.cut_to_verified()
         verified = check.message["content"]
         if not verified:
@@ -257,16 +278,20 @@ class ChatLoop:
             await self._ctrl_c.stoppable(self._show_answer(told, prediction, shown))
         except Interrupted:
             stopped = True
-            self._console.print("stopped", style="dim")
+            unverified = len(told.ids) - told.final
+            count = f" · {tokens(unverified)} not verified" if unverified else ""
+            self._console.print(f"stopped{count}", style="dim")
         except MoaError:
             dialogue.unanswered()
+            self._check = self._earlier[-1].without_the_later() if self._earlier else None
             raise
         text = told.done.text if told.done is not None else told.text_of()
         message = dialogue.answered(text) if begun is None else dialogue.extended(begun, text)
-        if self._conversation.unverified:
+        if self._conversation.unverified or self._earlier:
             self._check = self._check_of(message, told)
-            if stopped or self._client.link is None:
-                self._check.phase = "over"  # the user did not want more of it; or nobody checks
+            self._check.is_wanted = not stopped  # the user did not want more of it
+            if self._client.link is None or (stopped and not self._earlier):
+                self._check.phase = "over"  # nobody checks, or nothing is to be checked
 
     async def _show_answer(self, told: AnswerSoFar, prediction: Sequence[int], shown: str) -> None:
         """Ask for an answer to the dialogue, show it as it comes, and collect it in `told`. `shown`
@@ -305,6 +330,8 @@ class ChatLoop:
             say=self._say,
             changed=self._tell_status,
             markdown=draws_markdown(self._console),
+            earlier=self._earlier,
+            grammar=self._schema,
         )
 
     @property
@@ -340,7 +367,7 @@ class ChatLoop:
         if not self._dialogue.holds(check.message):
             await check.leave()
             return
-        if check.task is not None and check.phase in ("checks", "goes on"):
+        if check.task is not None and check.is_working:
             self._console.print(f"{check.status}; Ctrl-C goes on without", style="dim")
             with self._following(check), contextlib.suppress(Interrupted):
                 await self._ctrl_c.stoppable(check.finish())
@@ -374,7 +401,3 @@ class ChatLoop:
         """Print a line, above what is being typed."""
         with self._reader.above() if self._typing else contextlib.nullcontext():
             self._console.print(line)
-
-
-def _not_verified(count: int) -> str:
-    return f"{tokens(count)} {'is' if count == 1 else 'are'} not verified"

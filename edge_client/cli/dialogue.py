@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from edge_client.cli.options import read_file
+from edge_client.screen.words import not_verified
 from edge_client.settings import ClientSettings, from_text
 from moa.errors import UsageError
 from moa.process.files import Changed, digest_of, replace_known
@@ -103,6 +104,8 @@ class Dialogue:
     """Without the system message."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Settings that were changed, by name."""
+    unverified: int = 0
+    """Tokens of the messages that are not verified, as far as somebody checks them."""
     _read_texts: list[str] = field(default_factory=list)
     """Files that wait for the question that they go with."""
     _files: dict[Path, bytes] = field(default_factory=dict)
@@ -167,6 +170,14 @@ class Dialogue:
     def to_send(self) -> list[DialogueMessage]:
         """The whole conversation, with the system message."""
         return [*self._opening(), *(dict(message) for message in self.messages)]
+
+    def before(self, message: DialogueMessage, begun: str = "") -> list[DialogueMessage]:
+        """What this very message answers: the conversation before it, with the system message. What
+        it had `begun` with when its latest turn was asked for is the end."""
+        index = next(index for index, one in enumerate(self.messages) if one is message)
+        earlier = [dict(one) for one in self.messages[:index]]
+        begins = [{"role": message["role"], "content": begun}] if begun else []
+        return [*self._opening(), *earlier, *begins]
 
     def completions(self, text: str) -> list[str]:
         """Completions of the last word typed."""
@@ -286,7 +297,8 @@ class Dialogue:
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
         self._files[path.absolute()] = digest_of(content)
-        return f"{len(self.messages)} messages are in {path}"
+        unverified = f", of which {not_verified(self.unverified)}" if self.unverified else ""
+        return f"{len(self.messages)} messages are in {path}{unverified}"
 
     def _load(self, name: str) -> NextStep:
         """Go on with the conversation in a file, in place of the present one; returns its text."""

@@ -1,13 +1,18 @@
 """The check of what the device wrote alone, while the user types and, if a question comes before its
-end, in front of it."""
+end, in front of it.
+
+Several answers may have been written without the verifier, each to a question that went on from the
+one before. They are checked in their order, each behind what the verifier has made of the earlier
+ones: so the whole conversation becomes what it would have been without the outage.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from rich.text import Text
 
@@ -19,17 +24,21 @@ from edge_client.screen.live import PROVISIONAL
 from edge_client.screen.markdown import MarkdownLines
 from edge_client.screen.words import tokens, waiting
 from moa.errors import LinkError, MoaError
-from moa.safe_text import safe_text
+from moa.grammar.spec import Grammar
+from moa.safe_text import safe_line, safe_text
 
 _TICK_SECONDS = 0.2
 """How often it is said that a check still runs."""
 _RETRY_SECONDS = 1.0
 """Pause between two looks for a verifier that is away."""
+_QUOTED = 30
+"""Characters of a question by which its answer is named."""
 Phase = Literal["waits", "checks", "goes on", "over"]
 
 
 class OfflineCheck:
-    """Has the verifier check an answer, and says above the prompt what becomes of it.
+    """Has the verifier check an answer, and says above the prompt what becomes of it. The answers
+    before it that are not verified yet are checked first.
 
     It waits for the verifier for as long as that takes, also for one that refuses for now. While the
     verifier works, no clock ends the check: it ends when everything is verified, when the verifier
@@ -48,10 +57,14 @@ class OfflineCheck:
         changed: Callable[[], None] = lambda: None,
         markdown: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        earlier: Sequence[OfflineCheck] = (),
+        grammar: Grammar | None = None,
     ) -> None:
         """Make a check of the latest answer, which is not started yet. `message` holds the answer's
         text in the dialogue, and `told` which of its tokens are verified. `say` prints a line;
-        `changed` is called when `status` may have changed. With `markdown` the text is drawn so."""
+        `changed` is called when `status` may have changed. With `markdown` the text is drawn so.
+        `earlier` are checks of the answers before it, oldest first, that did not come to their end.
+        The answer matches the `grammar`."""
         self._client = client
         self._who_verifies = client.settings.who_verifies
         self._conversation = conversation
@@ -62,6 +75,16 @@ class OfflineCheck:
         self._changed = changed
         self._markdown = markdown
         self._clock = clock
+        self._earlier = list(earlier)
+        self._grammar = grammar
+        self._is_latest_turn = True
+        """Whether the conversation's latest turn is this answer's."""
+        self.is_wanted = True
+        """Whether it is to be checked: not an answer that the user has stopped."""
+        self._changes: Mapping[str, Any] = dict(dialogue.changes)
+        """The settings that were changed when the answer was written."""
+        self._current = self
+        """The one that is being checked now: this, or one of the earlier ones."""
         self._heard_at = clock()
         """When the verifier last brought something."""
         self._before = message["content"]
@@ -76,6 +99,19 @@ class OfflineCheck:
         self.task: asyncio.Task[None] | None = None
         """The check, once it was started."""
 
+    def without_the_later(self) -> OfflineCheck | None:
+        """Return the check of those of its answers that are still in the dialogue, if some are not
+        verified: the user has taken later ones back. It is not started yet."""
+        held = self.not_ended
+        if not held:
+            return None
+        last = held.pop()
+        last._earlier = held
+        last._is_latest_turn = False
+        last.task = None
+        last._begin("waits")
+        return last
+
     def start(self) -> None:
         """Begin the check, in the background."""
         self.task = asyncio.create_task(self._run())
@@ -86,31 +122,54 @@ class OfflineCheck:
         return len(self._told.ids) - self._told.final
 
     @property
+    def not_ended(self) -> list[OfflineCheck]:
+        """This check and those before it whose answers are in the dialogue and not verified yet,
+        oldest first. An answer behind one of them goes on from text that may be withdrawn: it is
+        among them, verified or not."""
+        held = [one for one in (*self._earlier, self) if self._dialogue.holds(one.message)]
+        while held and not held[0].unverified:
+            del held[0]
+        return held
+
+    @property
+    def all_unverified(self) -> int:
+        """Tokens of this answer and of those before it that are not verified."""
+        return sum(one.unverified for one in self.not_ended)
+
+    @property
     def status(self) -> str:
         """What the check does now, in one line for the user; empty when it is over."""
-        told = self._told
-        match self.phase:
+        if self.phase == "over":
+            return ""
+        current = self._current
+        told = current._told
+        match current.phase:
             case "over":
                 return ""
             case "waits":
-                unverified = tokens(self.unverified)
+                unverified = tokens(self.all_unverified)
                 return f"{unverified} not verified: checked when {self._who_verifies} is back"
-            case "checks" if self._reading is not None:
-                done, total = self._reading.done, self._reading.total
-                status = f"checking the last answer: reading, {done:,} of {total:,}"
+            case "checks" if current._reading is not None:
+                done, total = current._reading.done, current._reading.total
+                status = f"checking {current._name}: reading, {done:,} of {total:,}"
             case "checks":
-                status = f"checking the last answer: {told.final:,} of {tokens(len(told.ids))}"
+                status = f"checking {current._name}: {told.final:,} of {tokens(len(told.ids))}"
             case "goes on":
-                status = f"correcting the last answer: {tokens(len(told.ids))}"
-        return status + waiting(self._clock() - self._heard_at)
+                status = f"correcting {current._name}: {tokens(len(told.ids))}"
+        return status + waiting(self._clock() - current._heard_at)
+
+    @property
+    def is_working(self) -> bool:
+        """Whether the verifier is checking or correcting an answer now."""
+        return self.phase != "over" and self._current.phase in ("checks", "goes on")
 
     async def leave(self) -> None:
-        """End the check where it is: the answer stays as it is now."""
+        """End the check where it is: the answers stay as they are now."""
         if self.task is not None and not self.task.done():
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
-            self._keep()
-            self._print_rest()
+            self._current._keep()
+            self._current._print_rest()
         self.phase = "over"
         self._changed()
 
@@ -129,22 +188,91 @@ class OfflineCheck:
     # ---- inside
 
     async def _run(self) -> None:
-        """Have the verifier check the answer again and again, until all of it is verified or
+        """Have the verifier check the answers again and again, until all of them are verified or
         another attempt makes no sense."""
         ticking = asyncio.create_task(self._tick())
         try:
-            while self._conversation.unverified and await self._online():
-                self.phase = "checks"
-                self._heard_at = self._clock()
-                self._changed()
-                if not await self._check_once():
-                    break
+            if self._earlier or not self._is_latest_turn:
+                await self._check_in_order()
+            else:
+                await self._check(self._conversation.recheck)
         except MoaError as error:
-            self._say(Text(f"the last answer stays unverified: {error.line()}", style="yellow"))
+            stays = f"{self._current._name} stays unverified: {error.line()}"
+            self._say(Text(stays, style="yellow"))
         finally:
             ticking.cancel()
         self.phase = "over"
         self._changed()
+
+    async def _check_in_order(self) -> None:
+        """Check the earlier answers and then this one, as far as they are not verified or go on
+        from one that was changed. An answer that cannot be verified ends it: those behind it would
+        be checked behind text that is not the target's."""
+        is_changed = False
+        for one in (*self._earlier, self):
+            if not one.is_wanted or not self._dialogue.holds(one.message):
+                continue
+            if not one.unverified and not is_changed:
+                continue
+            before = one.message["content"]
+            self._current = one
+            one._begin("waits")
+            if not await one._check(one._asked_again):
+                return
+            is_changed = is_changed or one.message["content"] != before
+
+    def _begin(self, phase: Phase) -> None:
+        """Begin in this phase, with the message as it is: nothing of it was corrected yet."""
+        self.phase = phase
+        self._before = self.message["content"]
+        self._printed = None
+
+    async def _check(self, attempt: Callable[[], AsyncGenerator[Event, None]]) -> bool:
+        """Have the verifier check this answer, by as many attempts as it takes; returns whether it
+        is verified now."""
+        while await self._online():
+            self.phase = "checks"
+            self._heard_at = self._clock()
+            self._changed()
+            is_verified = await self._check_once(attempt)
+            if is_verified is not None:
+                return is_verified
+        return False
+
+    async def _asked_again(self) -> AsyncGenerator[Event, None]:
+        """Ask for the answer once more, behind the dialogue as it is now, with the tokens that were
+        written as its beginning: the verifier checks them. Yields what changes in them. None of them
+        counts as verified at first, for what is before them may have changed."""
+        told = self._told
+        written = list(told.ids)
+        told.final = 0
+        told.statuses = ["provisional"] * len(written)
+        known = len(written)
+        events = self._conversation.generate(
+            self._dialogue.before(self.message, self._begun),
+            written=written,
+            grammar=self._grammar,
+            **self._changes,
+        )
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if isinstance(event, Token) and known:
+                    known -= 1  # it is told once more what was written
+                    continue
+                if isinstance(event, Retract):
+                    known = 0
+                yield event
+
+    @property
+    def _name(self) -> str:
+        """What the user may call the answer: the last one, or by its question."""
+        messages = self._dialogue.messages
+        if not messages or messages[-1] is self.message:
+            return "the last answer"
+        question = self._dialogue.before(self.message)[-1]["content"]
+        words = " ".join(question.split())
+        quoted = words if len(words) <= _QUOTED else words[: _QUOTED - 1] + "…"
+        return f'the answer to "{safe_line(quoted)}"'
 
     async def _tick(self) -> None:
         """Show that the check still waits, because a slow verifier says nothing for long."""
@@ -162,11 +290,11 @@ class OfflineCheck:
                 await asyncio.sleep(_RETRY_SECONDS)
         return link is not None
 
-    async def _check_once(self) -> bool:
-        """Let the verifier check the answer once, and say how that ended; returns whether another
-        attempt makes sense."""
+    async def _check_once(self, attempt: Callable[[], AsyncGenerator[Event, None]]) -> bool | None:
+        """Let the verifier check the answer once, and say how that ended; returns whether it is
+        verified, or None if another attempt makes sense."""
         done: Done | None = None
-        async with contextlib.aclosing(self._conversation.recheck()) as events:
+        async with contextlib.aclosing(attempt()) as events:
             async for event in events:
                 self._take(event)
                 done = event if isinstance(event, Done) else done
@@ -175,16 +303,16 @@ class OfflineCheck:
             return False
         if done.verified:
             self._over(done)
-            return False
+            return True
         link = self._client.link
         if link is not None and not link.up:
             self.phase = "waits"
             self._changed()
-            return True
+            return None
         self._print_rest()
         self._say(
             Text(
-                f"{self._who_verifies} has not checked all of the last answer: it stays so",
+                f"{self._who_verifies} has not checked all of {self._name}: it stays so",
                 style="yellow",
             )
         )
@@ -197,11 +325,11 @@ class OfflineCheck:
             is_away = isinstance(event, Link) and event.state != "online"
             self.phase = "waits" if is_away else "checks"
         if isinstance(event, Token):
-            self._goes_on("and goes on with the last answer", len(self._told.text_of()))
+            self._goes_on(f"and goes on with {self._name}", len(self._told.text_of()))
         self._told.take(event)
         self._note_reading(event)
         if isinstance(event, Retract):
-            self._goes_on("and corrects the last answer", event.characters)
+            self._goes_on(f"and corrects {self._name}", event.characters)
             self._keep()
         self._print_lines()
         self._changed()
@@ -264,10 +392,10 @@ class OfflineCheck:
         """Say that all of the answer is verified now: as it was, or as it was corrected."""
         if self._printed is None and self._begun + done.text == self._before:
             self._say(
-                Text(f"{self._who_verifies} is back: the last answer is the target's own", "dim")
+                Text(f"{self._who_verifies} is back: {self._name} is the target's own", "dim")
             )
             return
         if self._printed is None:
-            self._goes_on("and corrects the last answer", 0)
+            self._goes_on(f"and corrects {self._name}", 0)
         self._print_rest(done.text)
         self._say(Text(f"checked · {tokens(len(self._told.ids))} · verified", "dim"))

@@ -8,6 +8,11 @@ def tokens(count: int) -> str:
     return "1 token" if count == 1 else f"{count:,} tokens"
 
 
+def not_verified(count: int) -> str:
+    """That so many tokens are not verified, in words."""
+    return f"{tokens(count)} {'is' if count == 1 else 'are'} not verified"
+
+
 def forwards(count: int) -> str:
     """The number of the target's forwards, in words."""
     return "1 forward" if count == 1 else f"{count:,} forwards"

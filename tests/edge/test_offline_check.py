@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from cloud_verifier.settings import Settings
 from edge_client.cli.chat import ChatLoop
 from edge_client.cli.dialogue import Dialogue
 from edge_client.client import EdgeClient
+from edge_client.events import Done
 from edge_client.settings import ClientSettings
 from moa.process.listening import Port
 from tests.edge.test_chat import CTRL_C, Lines
@@ -115,6 +118,61 @@ async def test_a_question_while_the_verifier_is_away_is_told_what_it_goes_on_fro
     dialogue, screen, _ = await chat(QUESTION, "And what is 17 plus 25?", CTRL_C, CTRL_C)
     assert "this goes on from an answer of which" in screen
     assert len(dialogue.messages) == 4
+
+
+QUESTIONS = (
+    QUESTION,
+    "Write a short story about Ben, a cat and a forest.",
+    "Tell me another story with Ada.",
+)
+
+
+async def without_an_outage(*questions: str) -> list[dict[str, str]]:
+    """The messages of the same chat where the verifier is always there."""
+    port = Port("127.0.0.1", 0)
+    messages: list[dict[str, str]] = []
+    async with (
+        slow_verifier(port, 0.0),
+        EdgeClient(verifier=f"ws://127.0.0.1:{port.number}") as client,
+    ):
+        await client.wait_online(60)
+        async with client.conversation() as conversation:
+            for question in questions:
+                messages.append({"role": "user", "content": question})
+                events = [event async for event in conversation.generate(messages)]
+                done = events[-1]
+                assert isinstance(done, Done)
+                assert done.verified
+                messages.append({"role": "assistant", "content": done.text})
+    return messages
+
+
+async def test_all_answers_of_an_outage_are_checked_each_behind_the_corrected_ones() -> None:
+    """Only the last was checked, behind text of the device's that stood there for good."""
+
+    async def all_are_verified(reader: Waits) -> None:
+        async with asyncio.timeout(60):
+            while reader.screen.getvalue().count("· verified") < len(QUESTIONS):
+                await asyncio.sleep(0.01)
+
+    dialogue, screen, shown = await chat(*QUESTIONS, "up", all_are_verified, forward=0.0)
+    counts = [int(status.split()[0]) for status in shown if "checked when" in status]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1], "all answers are counted"
+    assert "this goes on from answers of which" in screen
+    assert 'and corrects the answer to "Tell me a story about a dog' in screen
+    assert dialogue.messages == await without_an_outage(*QUESTIONS)
+
+
+async def test_what_is_taken_back_leaves_the_check_of_the_answers_before_it() -> None:
+    dialogue, screen, _ = await chat(*QUESTIONS[:2], "/undo", "up", sees("· verified"), forward=0.0)
+    assert dialogue.messages == await without_an_outage(QUESTIONS[0])
+    assert "corrects the last answer" in screen
+
+
+async def test_what_is_not_verified_is_told_where_it_is_saved(tmp_path: Path) -> None:
+    _, screen, _ = await chat(QUESTION, f"/save {tmp_path / 'chat.json'}")
+    assert re.search(r"2 messages are in .*, of which \d+ tokens are not verified", screen)
 
 
 async def test_a_check_without_news_is_counted_below_what_is_typed() -> None:
