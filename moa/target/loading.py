@@ -447,7 +447,9 @@ def _facts(folder: Path, *, identify: bool = True) -> tuple[TargetFacts, Pretrai
 def _shrunken(config: PretrainedConfig, layers: int) -> PretrainedConfig:
     """The config of a model with only the last layers and a vocabulary of one, so that unused parts
     cost no memory."""
-    values = config.to_dict() | {"num_hidden_layers": layers, "vocab_size": 1, "pad_token_id": None}
+    values = config.to_dict() | {"num_hidden_layers": layers, "vocab_size": 1}
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        values[name] = None  # the library complains of ids that are not in the vocabulary
     if kinds := values.get("layer_types"):
         values["layer_types"] = kinds[len(kinds) - layers :]
     return type(config).from_dict(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,17 @@ def test_layers_that_are_not_borrowed_are_never_read(tmp_path: Path) -> None:
         read_partial_target(folder, borrowed=4)
     with pytest.raises(UsageError, match="cannot borrow 5 layers of a target that has 4"):
         read_partial_target(folder, borrowed=5)
+
+
+def test_the_library_has_nothing_to_say_of_a_target_that_is_read_in_part(tmp_path: Path) -> None:
+    folder = save_tiny("qwen2", tmp_path / "target")
+    said: list[str] = []
+    listener = logging.Handler(logging.WARNING)
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers")
+    logger.addHandler(listener)
+    try:
+        read_partial_target(folder)
+    finally:
+        logger.removeHandler(listener)
+    assert said == []
