@@ -52,6 +52,8 @@ _CONTEXT = 1024
 _PROMPT = 32
 _TEXTS = 3
 """The first one is not timed: a verifier learns from it what forwards and drafts cost."""
+_SLOTS = _TEXTS + 1
+"""A session keeps its slot behind its answer, and a verifier looks at one token with one more."""
 _COUNTS = (1, 2, 4, 8, 16, 32)
 CHANCES = (0.0, 0.6, 0.9)
 """Of a guess to be right."""
@@ -272,7 +274,7 @@ def measure(
     path: Path, out: Lines, *, tokens: int, threads: int, chances: Sequence[float] = CHANCES
 ) -> None:
     """Forwards by their tokens, and streams in every way, in turn, as far as `out` lacks them."""
-    options = LoadOptions(slots=2, capacity=512, threads=threads)
+    options = LoadOptions(slots=_SLOTS, capacity=512, threads=threads)
     target = LlamaTarget.open(str(path), options)
     mapped = target.runtime.shape.mapped
     if "forwards" not in out:
@@ -360,7 +362,7 @@ async def _streams(served: Served, texts: Sequence[Sequence[int]], tokens: int) 
     """Tokens a second of one session after another, by processor time, which other programs change
     little: client and verifier are this process. The reading of the prompt is not counted."""
     limits = Limits(max_context_tokens=512, max_prompt_tokens=256, max_tree_nodes=64)
-    settings = Settings(slots=2, port=0, limits=limits)
+    settings = Settings(slots=_SLOTS, port=0, limits=limits)
     seconds = []
     same = 0
     async with Verifier(served, settings).open() as running, client(running.transport.url) as edge:
