@@ -29,7 +29,7 @@ from cloud_verifier.upstream.contract import (
     Usage,
 )
 from cloud_verifier.upstream.dialects import dialect
-from cloud_verifier.upstream.figures import Figures
+from cloud_verifier.upstream.figures import Figures, Request
 from cloud_verifier.upstream.joining import ContradictedError, Way
 from cloud_verifier.upstream.json_style import JsonStyle
 from cloud_verifier.upstream.lines import bounded_lines, error_text, openai_usage
@@ -295,9 +295,8 @@ class Upstreams:
                 self.figures.failovers.labels(other.url).inc()
             passed_over = []
             has_begun = False
-            request = self.figures.request(upstream.url, asked, self._clock())
             try:
-                async with contextlib.aclosing(self._heard(upstream, asked)) as pieces:
+                async with self._answer(upstream, asked) as (request, pieces):
                     async for piece in pieces:
                         has_begun = True
                         self._worked(upstream)
@@ -306,22 +305,38 @@ class Upstreams:
                 return
             except UpstreamError as error:
                 last_error = error
-                request.failed(later=error.later)
-                if not error.later:
-                    raise
-                upstream.failed(self._clock(), error)
-                self._note(upstream)
-                log.warning(
-                    "the upstream failed: %s",
-                    safe_line(error.line()),
-                    extra={"event": "upstream", "url": upstream.url},
-                )
-                if has_begun:
+                if error.later:
+                    self._note_failure(upstream, error)
+                if has_begun or not error.later:
                     raise
                 passed_over.append(upstream)
-            finally:
-                request.end(self.encode)
         raise UpstreamError(str(last_error), retry_after=self._wait())
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self, upstream: Upstream, asked: Continuation
+    ) -> AsyncIterator[tuple[Request, AsyncGenerator[Piece, None]]]:
+        """Ask an upstream; a context with its answer, and with the request, which is counted in the
+        figures at the end."""
+        request = self.figures.request(upstream.url, asked, self._clock())
+        try:
+            async with contextlib.aclosing(self._heard(upstream, asked)) as pieces:
+                yield request, pieces
+        except UpstreamError as error:
+            request.failed(later=error.later)
+            raise
+        finally:
+            request.end(self.encode)
+
+    def _note_failure(self, upstream: Upstream, error: UpstreamError) -> None:
+        """Ask an upstream that has failed for nothing until a pause is over."""
+        upstream.failed(self._clock(), error)
+        self._note(upstream)
+        log.warning(
+            "the upstream failed: %s",
+            safe_line(error.line()),
+            extra={"event": "upstream", "url": upstream.url},
+        )
 
     async def _heard(self, upstream: Upstream, asked: Continuation) -> AsyncGenerator[Piece, None]:
         """Yield the pieces of an upstream's answer; an error if it is silent. One that has not begun
@@ -381,12 +396,21 @@ class Upstreams:
         how = dialect(self._interface, facts.owner, host)
         if how.takes != "tokens" or self.encode is None:
             return None
+        answer = await self._tokenized(upstream, how, facts.model)
+        tokens = answer.get("tokens") if isinstance(answer, dict) else None
+        if not isinstance(tokens, list):
+            return None
+        return bool(tokens == list(self.encode(_TOKENIZED)))
+
+    async def _tokenized(self, upstream: Upstream, how: Dialect, model: str) -> Any:
+        """Ask an upstream for the tokens of the difficult text; returns its answer as JSON, None if
+        it refuses."""
         try:
             async with self._http.stream(
                 "POST",
                 httpx.URL(f"{upstream.url}/").join("../tokenize"),
                 headers=how.headers(upstream.key),
-                json=how.tokenize_body(_TOKENIZED, facts.model),
+                json=how.tokenize_body(_TOKENIZED, model),
                 timeout=_PROBE_SECONDS,
             ) as response:
                 body = await _whole(response)
@@ -394,11 +418,7 @@ class Upstreams:
                     return None
         except httpx.HTTPError as error:
             raise _unreachable(error) from None
-        answer = _decoded(body)
-        tokens = answer.get("tokens") if isinstance(answer, dict) else None
-        if not isinstance(tokens, list):
-            return None
-        return bool(tokens == list(self.encode(_TOKENIZED)))
+        return _decoded(body)
 
     async def _models(self, upstream: Upstream) -> list[dict[str, Any]]:
         """Returns an upstream's list of models. One that has no such list is believed to have the
@@ -427,12 +447,7 @@ class Upstreams:
         there, and yield its pieces. Ways that it has refused before are left out."""
         model = (await self._facts(upstream)).model
         how = self._dialect(upstream)
-        if how.takes == "tokens" and upstream.same_tokens is False:
-            raise UpstreamError(
-                "the upstream's tokenizer is not the one of the device's bundle",
-                later=False,
-                hint="--upstream-api chat, or the bundle of a small model of the same family",
-            )
+        _check_tokenizer(upstream, how)
         if asked.draft:  # it is to judge tokens, and not to write any
             yield await self._score(upstream, how, asked, model)
             return
@@ -452,13 +467,8 @@ class Upstreams:
                 # up. A refusal of another way is about the request itself.
                 if way != "behind" or way == ways[-1]:
                     raise
-                upstream.refuses.add(way)
                 self.figures.retries.labels(upstream.url).inc()
-                log.warning(
-                    "the upstream does not go on with an answer: it is asked anew (%s)",
-                    safe_line(error.line()),
-                    extra={"event": "upstream", "url": upstream.url},
-                )
+                _note_refused_way(upstream, way, error)
         raise UpstreamError("the upstream does not go on with its own answer", later=False)
 
     async def _score(
@@ -486,14 +496,18 @@ class Upstreams:
         except httpx.HTTPError as error:
             raise _unreachable(error) from None
         except (RefusedError, NotScoredError) as error:
-            upstream.refuses_scores = True
-            log.warning(
-                "the upstream does not check drafts: it writes alone (%s)",
-                safe_line(error.line()),
-                extra={"event": "upstream", "url": upstream.url},
-            )
-            self.learned()
+            self._note_no_scores(upstream, error)
             raise NotScoredError(error.line()) from None
+
+    def _note_no_scores(self, upstream: Upstream, error: UpstreamError) -> None:
+        """Ask an upstream for no more scores, because of this answer: it writes alone."""
+        upstream.refuses_scores = True
+        log.warning(
+            "the upstream does not check drafts: it writes alone (%s)",
+            safe_line(error.line()),
+            extra={"event": "upstream", "url": upstream.url},
+        )
+        self.learned()
 
     async def _once(
         self, upstream: Upstream, how: Dialect, asked: Continuation, model: str
@@ -519,13 +533,38 @@ class Upstreams:
                 refused = _named(str(error), how.optional.keys() & body.keys())
                 if refused is None:
                     raise
-                upstream.lacks.add(refused)
                 self.figures.retries.labels(upstream.url).inc()
-                log.warning(
-                    "the upstream takes no %s: its text is by its own default or chance",
-                    refused,
-                    extra={"event": "upstream", "url": upstream.url},
-                )
+                _note_lacking(upstream, refused)
+
+
+def _check_tokenizer(upstream: Upstream, how: Dialect) -> None:
+    """An error for an upstream that takes token ids and has another tokenizer than the device."""
+    if how.takes == "tokens" and upstream.same_tokens is False:
+        raise UpstreamError(
+            "the upstream's tokenizer is not the one of the device's bundle",
+            later=False,
+            hint="--upstream-api chat, or the bundle of a small model of the same family",
+        )
+
+
+def _note_refused_way(upstream: Upstream, way: Way, error: RefusedError) -> None:
+    """Ask an upstream no more in this way, which it has refused."""
+    upstream.refuses.add(way)
+    log.warning(
+        "the upstream does not go on with an answer: it is asked anew (%s)",
+        safe_line(error.line()),
+        extra={"event": "upstream", "url": upstream.url},
+    )
+
+
+def _note_lacking(upstream: Upstream, field: str) -> None:
+    """Send an upstream this field no more, which it has refused."""
+    upstream.lacks.add(field)
+    log.warning(
+        "the upstream takes no %s: its text is by its own default or chance",
+        field,
+        extra={"event": "upstream", "url": upstream.url},
+    )
 
 
 def _leave_out(body: dict[str, object], lacks: set[str], optional: Mapping[str, str]) -> None:
@@ -541,38 +580,49 @@ def _leave_out(body: dict[str, object], lacks: set[str], optional: Mapping[str, 
 async def _pieces(
     response: httpx.Response, how: Dialect, asked: Continuation
 ) -> AsyncGenerator[Piece, None]:
-    """Yield the pieces of a streamed answer, with only what is new in their text: what an answer
-    repeats of the text that is there is left out. JSON is brought into the style of our grammars
-    first."""
+    """Yield the pieces of a streamed answer, with only what is new in their text."""
     content_type = response.headers.get("content-type", "")
     if not content_type.startswith(("text/event-stream", "application/x-ndjson")):
         raise UpstreamError(f"the upstream answers with {safe_line(content_type)!r}, no stream")
-    join = how.join(asked)  # finds what is new
-    style = None
-    if asked.grammar is not None and asked.grammar.kind == "json_schema":
-        before = "" if asked.way == "anew" else asked.begun
-        style = JsonStyle(before)
+    new_text = _NewText(how, asked)
     tokens_left = asked.most
     lines = bounded_lines(response.aiter_bytes())
-    told = how.pieces(lines)
-    async for piece in told:
+    pieces = how.pieces(lines)
+    async for piece in pieces:
         tokens_left -= len(piece.ids)
-        text = piece.text
-        if style is not None:
-            text = style.add(text)
-        new_text = join.add(text) if text else ""
+        text = new_text.add(piece.text)
         usage = piece.usage
         if piece.ending:
-            new_text += join.rest()
+            text += new_text.rest()
             waited = _USAGE_SECONDS if usage is None else _REST_SECONDS
-            usage = await _rest(told, lines, waited) or usage
-        if new_text != piece.text or usage is not piece.usage:
-            piece = dataclasses.replace(piece, text=new_text, usage=usage)
+            usage = await _rest(pieces, lines, waited) or usage
+        if text != piece.text or usage is not piece.usage:
+            piece = dataclasses.replace(piece, text=text, usage=usage)
         yield piece
-        if (
-            piece.ending or tokens_left < 0
-        ):  # a service that writes more than it was asked for is cut off
-            return
+        if piece.ending or tokens_left < 0:
+            return  # a service that writes more than it was asked for is cut off
+
+
+class _NewText:
+    """Finds what is new in the text of an answer, piece by piece: what it repeats of the text that
+    is there is left out. JSON is brought into the style of our grammars first, in which the text
+    that is there is written."""
+
+    def __init__(self, how: Dialect, asked: Continuation) -> None:
+        self._join = how.join(asked)
+        self._style: JsonStyle | None = None
+        if asked.grammar is not None and asked.grammar.kind == "json_schema":
+            self._style = JsonStyle("" if asked.way == "anew" else asked.begun)
+
+    def add(self, text: str) -> str:
+        """Take in a piece of the answer, and return what is certainly new in it."""
+        if self._style is not None:
+            text = self._style.add(text)
+        return self._join.add(text) if text else ""
+
+    def rest(self) -> str:
+        """Return what was kept back: the answer has ended."""
+        return self._join.rest()
 
 
 async def _rest(

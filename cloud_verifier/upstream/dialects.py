@@ -101,17 +101,17 @@ class LlamaServer(Dialect):
                 return
             yield Piece(ids=ids, candidates=places)
 
-    def _place(self, told: Any) -> Candidates:
-        """Returns one entry of `completion_probabilities`, the likeliest tokens for one place with
-        the model's log-probabilities before any sampling."""
-        if not isinstance(told, dict):
+    def _place(self, entry: Any) -> Candidates:
+        """Returns the candidates for one token of the answer, from its entry in
+        `completion_probabilities`: the likeliest tokens in its place, with the model's
+        log-probabilities before any sampling, and the log-probability of the token itself."""
+        if not isinstance(entry, dict):
             raise UpstreamError("the upstream sent candidates that are none")
-        likeliest = [
-            (one.get("logprob"), one.get("id"))
-            for one in listed(told.get("top_logprobs"))
-            if isinstance(one, dict)
-        ]
-        return place_of(likeliest, most=self.most_candidates, own=told.get("logprob"))
+        likeliest = []
+        for one in listed(entry.get("top_logprobs")):
+            if isinstance(one, dict):
+                likeliest.append((one.get("logprob"), one.get("id")))
+        return place_of(likeliest, most=self.most_candidates, own=entry.get("logprob"))
 
 
 class Vllm(Dialect):

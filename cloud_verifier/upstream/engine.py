@@ -40,7 +40,7 @@ from cloud_verifier.upstream.contract import (
 from cloud_verifier.upstream.scoring import accepted, follows, packed, wanted, with_own
 from cloud_verifier.upstream.spending import Request, Spending
 from cloud_verifier.upstream.tokens import Decode, Encode, TokensOfText
-from moa.grammar.matcher import has
+from moa.grammar.matcher import Bits, has
 from moa.grammar.spec import GrammarError
 from moa.sampling import SamplingSettings
 from moa.wire import messages as wire
@@ -347,29 +347,33 @@ class UpstreamEngine:
         if draws:
             # What the engine would write itself is a draft as any other: the likeliest one is best.
             asked = dataclasses.replace(asked, sampling=SamplingSettings())
-        cut_by_grammar = False
         base = job.base
+        forbidden = False
         async with contextlib.aclosing(self._tokens(turn, asked)) as parts:
             async for written in parts:
-                new = self._allowed(job, written.ids)
-                cut_by_grammar = new != written.ids
-                places = written.candidates[: len(new)]
-                if draws:
-                    new = self._drawn(job, written)
-                    places = with_own(places[: len(new)], new)
-                if not new:
+                new, forbidden = self._drawn(job, written) if draws else self._allowed(job, written)
+                if not new.ids:
                     break
-                report = self._send(turn, new, places)
+                report = self._send(turn, new.ids, new.candidates)
                 if report is not None:
                     if report.message.finish == "length":  # else it may go on for long
                         await _read_on(parts)
                     return report
-                if cut_by_grammar:
+                if forbidden:
                     break
-                if new != written.ids:
+                if new.ids != written.ids:
                     # Another token was drawn: what follows the engine's own is of no use.
                     return None
-        if cut_by_grammar and job.base == job.request.base:
+        if draws and job.base > base and not job.cancelled:
+            return None  # the greedy text has ended there, but a drawn one need not
+        return self._end_of_writing(turn, forbidden=forbidden)
+
+    def _end_of_writing(self, turn: _Turn, *, forbidden: bool) -> Report | None:
+        """Returns the job's last report where the upstream has written to the end of its answer, or
+        was broken off; None if the job goes on, with guesses. `forbidden`: the grammar allows no
+        more of that answer."""
+        job = turn.job
+        if forbidden and job.base == job.request.base:
             return Dropped(
                 job,
                 Refusal(Code.UNSUPPORTED, "the upstream does not write what the grammar demands"),
@@ -378,16 +382,16 @@ class UpstreamEngine:
             return Answered.ended(job)
         if turn.draft or (turn.by_rule and job.guesses.waits):
             return None
-        if draws and job.base > base:
-            return None  # the greedy text has ended there, but a drawn one need not
         return Answered.ended(job)
 
-    def _drawn(self, job: Job, written: Written) -> list[int]:
+    def _drawn(self, job: Job, written: Written) -> tuple[Written, bool]:
         """Returns the tokens that our own sampling rule chooses for the engine's places, up to the
-        first that the engine did not write."""
+        first that the engine did not write. No grammar forbids any: where there is one, the engine
+        chooses."""
         if len(written.candidates) != len(written.ids):
             raise UpstreamError("the upstream tells no candidates for its tokens")
-        return accepted(written.candidates, written.ids, job.sampling, len(job.ids))
+        new = accepted(written.candidates, written.ids, job.sampling, len(job.ids))
+        return Written(new, with_own(written.candidates[: len(new)], new)), False
 
     def _send(
         self,
@@ -430,22 +434,28 @@ class UpstreamEngine:
         self._post([Answered(job, answer)])
         return None
 
-    def _allowed(self, job: Job, new: list[int]) -> list[int]:
-        """Returns these tokens up to the first one that the answer's grammar forbids. If the answer
-        is complete there, an end token follows: what an engine goes on to say is no part of it."""
+    def _allowed(self, job: Job, written: Written) -> tuple[Written, bool]:
+        """Returns these tokens up to the first one that the answer's grammar forbids, and whether
+        there is one. If the answer is complete there, an end token takes its place: what an engine
+        goes on to say is no part of it."""
         mask = job.mask
         if mask is None:
-            return new
+            return written, False
         kept: list[int] = []
-        for token in new:
+        for token in written.ids:
             allowed = mask.allowed(kept)
             if not has(allowed, token):
-                for end_token in self._eos_ids:
-                    if has(allowed, end_token):
-                        return [*kept, end_token]
-                return kept
+                kept += self._end_token(allowed)
+                break
             kept.append(token)
-        return kept
+        return Written(kept, written.candidates[: len(kept)]), kept != written.ids
+
+    def _end_token(self, allowed: Bits) -> list[int]:
+        """Returns an end token that a mask allows, in a list; an empty one if it allows none."""
+        for token in self._eos_ids:
+            if has(allowed, token):
+                return [token]
+        return []
 
     def _begun(self, job: Job) -> str:
         """The text of the answer so far. If the conversation ends with a message of the assistant's,
@@ -487,10 +497,7 @@ class UpstreamEngine:
         try:
             while True:
                 coming = asyncio.ensure_future(anext(pieces, None))
-                # A silent upstream must not keep a cancelled job, or guesses that come, waiting.
-                while not coming.done() and not self._is_broken_off(turn, asked):
-                    await asyncio.wait({coming}, timeout=_LOOK_SECONDS)
-                if self._is_broken_off(turn, asked):
+                if not await self._has_come(coming, turn, asked):
                     return
                 piece = coming.result()
                 self._awaited.pop(turn.job, None)
@@ -505,11 +512,16 @@ class UpstreamEngine:
         finally:
             turn.usages.append(usage)
             self._awaited.pop(turn.job, None)
-            if coming is not None:
-                coming.cancel()
-                # Nobody may have looked at it: the upstream can fail while the answer is broken off.
-                await asyncio.gather(coming, return_exceptions=True)
-            await pieces.aclose()
+            await _end(pieces, coming)
+
+    async def _has_come(
+        self, coming: asyncio.Future[Any], turn: _Turn, asked: Continuation
+    ) -> bool:
+        """Wait for the upstream's next piece; returns False if the answer is broken off first. A
+        silent upstream must not keep a cancelled job, or guesses that come, waiting."""
+        while not coming.done() and not self._is_broken_off(turn, asked):
+            await asyncio.wait({coming}, timeout=_LOOK_SECONDS)
+        return not self._is_broken_off(turn, asked)
 
     def _count(self, piece: Piece, cost: Request) -> None:
         """Add what a piece costs."""
@@ -538,6 +550,15 @@ class UpstreamEngine:
             return Dropped(job, Refusal(Code.UNSUPPORTED, error.line()))
         wait = int(1000 * max(0.25, error.retry_after))
         return Dropped(job, Refusal(Code.BUSY, error.line(), retry_after_ms=wait))
+
+
+async def _end(pieces: AsyncGenerator[Piece, None], coming: asyncio.Future[Any] | None) -> None:
+    """End an upstream's answer, also while its next piece is still to come."""
+    if coming is not None:
+        coming.cancel()
+        # Nobody may have looked at it: the upstream can fail while the answer is broken off.
+        await asyncio.gather(coming, return_exceptions=True)
+    await pieces.aclose()
 
 
 async def _read_on(parts: AsyncGenerator[Written, None]) -> None:

@@ -68,34 +68,39 @@ class Behind:
         """Whether it is known what the answer repeats: from then on everything is new."""
 
     def add(self, text: str) -> str:
-        """Take in a piece of the answer, and return what is new in it. The answer is kept back only
-        while all of it is space, or while it reads like the beginning of the text that is there:
-        then the service may repeat that text."""
+        """Take in a piece of the answer, and return what is new in it; nothing while the answer is
+        kept back, because it may be a repetition."""
         if self._decided:
             return text
         self._kept += text
-        if self._space and not self._kept.strip():
+        if self._may_be_repetition():
             return ""
-        repeated = common_prefix(self._kept, self._begun)
-        all_is_repeated = repeated == len(self._kept)
-        if all_is_repeated and repeated < len(self._begun):
-            return ""
-        return self._decide(repeated)
+        return self._decide()
 
     def rest(self) -> str:
         """Return what was kept back: the answer has ended within it."""
         if self._decided:
             return ""
-        return self._decide(common_prefix(self._kept, self._begun))
+        return self._decide()
 
-    def _decide(self, repeated: int) -> str:
-        """Return what is new in the text that was kept back, which begins with the first `repeated`
-        characters of the text that is there."""
+    def _may_be_repetition(self) -> bool:
+        """Whether all of the answer so far may be what was there before: the space that was not
+        sent, or the beginning of the text."""
+        if self._space and not self._kept.strip():
+            return True
+        return self._begun.startswith(self._kept) and self._kept != self._begun
+
+    def _decide(self) -> str:
+        """Return what is new in the text that was kept back. If its beginning is the text that is
+        there, the service has begun anew, and what is new comes behind that; else it has gone on,
+        at most with the space again that was not sent. A `ContradictedError` if it has begun anew
+        and writes another text."""
+        repeated = common_prefix(self._kept, self._begun)
         if _SUSPICIOUS <= repeated < len(self._begun):
-            raise ContradictedError  # it has begun anew, and differs somewhere
+            raise ContradictedError
         self._decided = True
         if self._begun and repeated == len(self._begun):
-            return self._kept[repeated:]  # it has begun anew, and said all of it again
+            return self._kept[repeated:]
         return self._kept[common_prefix(self._kept, self._space) :]
 
 
