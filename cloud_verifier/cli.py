@@ -18,9 +18,10 @@ from cloud_verifier.settings import Settings
 from moa import __version__
 from moa.api.access import is_loopback
 from moa.cli.command_line import CommandParser, add_flags, given_fields
-from moa.errors import MoaError, UsageError, run_cli
+from moa.errors import MoaError, run_cli
 from moa.process.listening import Port
 from moa.process.memory import leave_out_what_is_loaded
+from moa.process.model_places import check_place
 from moa.process.user_folders import expanded
 from moa.wire.limits import Limits
 
@@ -216,13 +217,11 @@ def _check_paths(settings: Settings) -> None:
     named = {
         "--target": settings.target,
         "--drafter": settings.drafter,
-        "--server-drafter": settings.server_drafter,
+        "--server-drafter": settings.server_drafter.removeprefix("independent:"),
         "--bundle": settings.bundle,
     }
     for flag, place in named.items():
-        is_path = place.startswith(("/", "./", "../", "~")) or place.endswith(".gguf")
-        if is_path and not expanded(place).exists():
-            raise UsageError(f"{flag}: there is nothing at {place}")
+        check_place(flag, place)
 
 
 def _check_hub(settings: Settings) -> None:
@@ -281,6 +280,8 @@ async def _until_stopped(
 def _check(arguments: argparse.Namespace) -> int:
     """Load the target, verify trees of several sizes, and print capacity and speed."""
     settings = settings_from(arguments)
+    _check_paths(settings)
+    _check_hub(settings)
     from cloud_verifier.check import measure, show
 
     show(measure(settings), as_json=arguments.json)

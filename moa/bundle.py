@@ -173,7 +173,9 @@ def read_manifest(folder: Path) -> Manifest:
             )
         reason = f"{MANIFEST} is missing" if folder.is_dir() else "there is no such folder"
         raise BundleError(
-            f"no bundle at {folder}: {reason}", hint="make one with `moa-export build`"
+            f"no bundle at {folder}: {reason}",
+            hint="`moa-export setup` makes one of a target and a small sibling, `moa-export build` of"
+            " a trained drafter; `moa-edge up` makes its own",
         )
     if path.stat().st_size > _LARGEST_MANIFEST:
         raise BundleError(f"{path} is too large to be a manifest")

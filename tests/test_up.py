@@ -72,7 +72,8 @@ def until_gone(*addresses: str) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_embedded_pair_answers_and_all_of_it_ends(end: signal.Signals, tmp_path: Path) -> None:
-    with up("--port", "0", "--json", "--no-browser", cache=tmp_path) as process:
+    words = ("--port", "0", "--verifier-port", "0", "--json", "--no-browser")
+    with up(*words, cache=tmp_path) as process:
         found = places(process)
         assert listens(found["verifier"])
         body = {"model": "target", "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
@@ -89,16 +90,83 @@ def test_the_embedded_pair_answers_and_all_of_it_ends(end: signal.Signals, tmp_p
     until_gone(found["page"], found["verifier"])
 
 
-def test_a_dead_verifier_ends_the_rest_with_an_error(tmp_path: Path) -> None:
-    with up("--port", "0", "--json", "--no-browser", cache=tmp_path) as process:
+def test_a_killed_verifier_is_started_again_and_an_answer_goes_on(tmp_path: Path) -> None:
+    """The device writes on alone, and what it wrote is corrected when the verifier is back."""
+    words = ("--port", "0", "--verifier-port", "0", "--json", "--no-browser")
+    with up(*words, cache=tmp_path) as process:
         found = places(process)
-        for child in children(process.pid):
-            if b"cloud_verifier" in Path(f"/proc/{child}/cmdline").read_bytes():
-                os.kill(child, signal.SIGKILL)
+        with streamed(found["api"]) as pieces:
+            expected, verified = followed("", pieces)
+        assert verified
+        # So that it is killed in the middle of an answer however fast it is.
+        os.kill(child_of(process, b"cloud_verifier"), signal.SIGSTOP)
+        with streamed(found["api"]) as pieces:
+            first = next(piece for piece in pieces if text_of(piece))
+            killed = child_of(process, b"cloud_verifier")
+            os.kill(killed, signal.SIGKILL)
+            text, verified = followed(text_of(first), pieces)
+        assert verified
+        assert text == expected
+        assert child_of(process, b"cloud_verifier") != killed
+        assert listens(found["verifier"])
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0
+        assert "the verifier was killed by signal 9 (out of memory?): the device goes on" in errors
+        assert "the verifier is back after" in errors
+    until_gone(found["page"], found["verifier"])
+
+
+@contextmanager
+def streamed(api: str) -> Iterator[Iterator[dict[str, Any]]]:
+    body = {
+        "model": "target",
+        "messages": [{"role": "user", "content": "What is 17 + 25 - 9?"}],
+        "moa": {"mode": "provisional", "patience": 300},
+        "stream": True,
+    }
+    request = urllib.request.Request(
+        f"{api}/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=300) as response:
+        lines = (line.removeprefix(b"data: ") for line in response if line.startswith(b"data: {"))
+        yield map(json.loads, lines)
+
+
+def text_of(piece: dict[str, Any]) -> str:
+    choices = piece["choices"]
+    return (choices[0]["delta"].get("content") or "") if choices else ""
+
+
+def followed(text: str, pieces: Iterator[dict[str, Any]]) -> tuple[str, bool]:
+    """The text after these pieces of a stream, and whether all of it was verified."""
+    verified = False
+    for piece in pieces:
+        for choice in piece["choices"]:
+            marks = choice.get("moa", {})
+            text = text[: marks.get("cut")] + text_of(piece)
+            verified = marks.get("all_verified", verified)
+    return text, verified
+
+
+def test_a_dead_endpoint_ends_the_rest_with_an_error(tmp_path: Path) -> None:
+    words = ("--port", "0", "--verifier-port", "0", "--json", "--no-browser")
+    with up(*words, cache=tmp_path) as process:
+        found = places(process)
+        os.kill(child_of(process, b"edge_client"), signal.SIGSEGV)
         assert process.wait(timeout=120) == 1
         assert process.stderr is not None
-        assert "the verifier has ended" in process.stderr.read()
-    until_gone(found["page"])
+        said = process.stderr.read()
+        assert "error: the endpoint was killed by signal 11 (SIGSEGV)" in said
+    until_gone(found["verifier"])
+
+
+def child_of(process: subprocess.Popen[str], name: bytes) -> int:
+    return next(
+        child
+        for child in children(process.pid)
+        if name in Path(f"/proc/{child}/cmdline").read_bytes()
+    )
 
 
 def children(parent: int) -> list[int]:
@@ -112,7 +180,8 @@ def children(parent: int) -> list[int]:
     ("words", "code", "says"),
     [
         (("/nowhere",), 2, "TARGET and --device-model belong together"),
-        (("/nowhere", "--device-model", "/there"), 2, "no model at /nowhere"),
+        (("/nowhere", "--device-model", "/there"), 2, "TARGET: no such file or folder: /nowhere"),
+        (("toy/model", "--device-model", "./there"), 2, "--device-model: no such file or folder"),
         (("some/model", "--device-model", "other/model"), 2, "the hub cannot be reached"),
     ],
 )
@@ -131,7 +200,9 @@ def test_what_a_program_says_has_a_line_of_its_own_on_a_terminal(tmp_path: Path)
     """The line that changes is there meanwhile."""
     ours, theirs = os.openpty()
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "TERM": "xterm", "COLUMNS": "200"}
-    command = [sys.executable, "-c", _PROGRAM, "up", "/nowhere", "--device-model", "/there"]
+    (tmp_path / "broken.gguf").write_bytes(b"no model")
+    model = str(tmp_path / "broken.gguf")
+    command = [sys.executable, "-c", _PROGRAM, "up", model, "--device-model", model]
     sent = b""
     with subprocess.Popen(command, env=environment, stderr=theirs):
         os.close(theirs)
@@ -141,7 +212,7 @@ def test_what_a_program_says_has_a_line_of_its_own_on_a_terminal(tmp_path: Path)
                 sent += piece
         os.close(ours)
     rows = ["".join(letter for letter, _ in row) for row in on_screen(sent.decode())]
-    assert rows[0].startswith("moa-edge up: error: no model at /nowhere"), rows
+    assert rows[0].startswith(f"moa-edge up: error: {model} is not a GGUF file"), rows
 
 
 _STUCK = """

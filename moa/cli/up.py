@@ -1,7 +1,7 @@
 """`moa-edge up`: a verifier, an endpoint and a chat page on this machine, with one command.
 
 The programs run as children of this one: each is what it would be on a machine of its own, and
-Ctrl-C ends all of them. No torch here.
+Ctrl-C ends all of them. A verifier that dies is started again. No torch here.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ import webbrowser
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from rich.console import Console
 from rich.status import Status
 
+from moa.cli.programs import USUAL_PORT, Verifier, clean, ended_after, line_with, why_ended
 from moa.errors import MoaError, UsageError, run_cli
-from moa.process.children import END_SECONDS, end_child, start_child
-from moa.safe_text import safe_line
+from moa.process.children import start_child
+from moa.process.model_places import check_place
 
 PROGRAM = "moa-edge up"
 # The programs, as `module:function`.
@@ -37,12 +38,8 @@ _VERIFY = "cloud_verifier.cli:main"
 _SERVE = "edge_client.cli:main"
 _PAGE = "chat page and API at "
 """How `edge-client serve` begins the line with its address."""
-_START_SECONDS = 900.0
-"""Seconds that a program has to start: a large target may lie on a slow disk."""
 _BUILD_END_SECONDS = 1.0
 """Seconds that what makes a bundle has to end: it has nothing to save, and may compute for long."""
-_LONGEST_LINE = 400
-"""Characters of a program's line that are shown."""
 _LEAST_SECONDS_LEFT = 5
 """Below this the time that is left is not shown: the estimate was too low."""
 
@@ -60,7 +57,7 @@ class Place:
 DESCRIPTION = (
     "Start everything on this machine: a verifier of TARGET, an endpoint whose device model drafts and answers alone"
     " when the verifier is gone, and its chat page. A bundle of the device model is made at the first start and kept."
-    " Ctrl-C ends all."
+    " A verifier that dies is started again. Ctrl-C ends all."
 )
 
 
@@ -84,6 +81,12 @@ def add(top: argparse.ArgumentParser) -> None:
     top.add_argument(
         "--port", type=int, default=8080, metavar="N", help="of page and API (default: %(default)s)"
     )
+    top.add_argument(
+        "--verifier-port",
+        type=int,
+        metavar="N",
+        help=f"of the verifier (default: {USUAL_PORT} if it is free, else any)",
+    )
     top.add_argument("--again", action="store_true", help="make the bundle anew")
     top.add_argument("--no-browser", action="store_true", help="do not open the page")
     top.add_argument(
@@ -106,14 +109,16 @@ class _ChildFailed(Exception):
 
 
 async def _up(options: argparse.Namespace) -> int:
-    """Start everything, and run until one of the programs ends or a signal comes; returns the exit
-    code. After a signal all programs are ended first."""
+    """Start everything, and run until the endpoint ends or a signal comes; returns the exit code.
+    After a signal all programs are ended first."""
     if bool(options.target) != bool(options.device_model):
         raise UsageError(
             "TARGET and --device-model belong together",
             hint="a small model of the target's family, of the same tokenizer; leave out both for the"
             " embedded pair",
         )
+    check_place("TARGET", options.target)
+    check_place("--device-model", options.device_model)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # not on every system
@@ -137,8 +142,7 @@ async def _up(options: argparse.Namespace) -> int:
 
 async def _start_and_watch(options: argparse.Namespace) -> int:
     """Make the device's bundle if there is none yet, then run verifier and endpoint. Returns 0
-    after a dry run; else it raises when one of the programs ends, which none should do by
-    itself."""
+    after a dry run; else it raises when the endpoint ends, which it should not do by itself."""
     plan = await _plan(options) if options.target else None
     if options.dry_run:
         _show_plan(plan, options)
@@ -151,16 +155,31 @@ async def _start_and_watch(options: argparse.Namespace) -> int:
         _say_memory(plan)
     async with contextlib.AsyncExitStack() as stack:
         with tempfile.TemporaryFile() as log:
-            verifier, address = await _verifier(stack, options, log)
-            device, page = await _endpoint(stack, options, bundle, address)
-            _show_addresses(options, Place(page=page, verifier=address, bundle=bundle))
-            programs = {
-                asyncio.ensure_future(device.wait()): "the endpoint",
-                asyncio.ensure_future(verifier.wait()): "the verifier",
-            }
-            ended, _ = await asyncio.wait(programs, return_when=asyncio.FIRST_COMPLETED)
-            name = programs[ended.pop()]
-            raise MoaError(f"{name} has ended: {_last_line(log) or 'it said nothing'}")
+            verifier = _verifier(options, log)
+            stack.push_async_callback(verifier.end)
+            await _load(verifier)
+            device, page = await _endpoint(stack, options, bundle, verifier.address)
+            _show_addresses(options, Place(page=page, verifier=verifier.address, bundle=bundle))
+            _say(
+                "to try a cut: turn off the switch Verifier on the page, or kill the verifier,"
+                f" which is started again: kill -9 {verifier.process_id}"
+            )
+            await _watch(verifier, device)
+
+
+async def _watch(verifier: Verifier, device: asyncio.subprocess.Process) -> NoReturn:
+    """Start the verifier again whenever it dies; a `MoaError` when the endpoint has ended."""
+    keeping = asyncio.ensure_future(verifier.keep())
+    ending = asyncio.ensure_future(device.wait())
+    try:
+        await asyncio.wait({keeping, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if keeping.done():
+            keeping.result()
+        raise MoaError(f"the endpoint {why_ended(ending.result())}")
+    finally:
+        keeping.cancel()
+        ending.cancel()
+        await asyncio.gather(keeping, ending, return_exceptions=True)
 
 
 def _say_memory(plan: dict[str, Any]) -> None:
@@ -195,7 +214,7 @@ async def _plan(options: argparse.Namespace) -> dict[str, Any]:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        async with _ended_after(child):
+        async with ended_after(child):
             assert child.stdout is not None
             assert child.stderr is not None
             said, _ = await asyncio.gather(child.stdout.read(), _pass_on(child.stderr, status))
@@ -232,7 +251,7 @@ async def _build(options: argparse.Namespace, plan: dict[str, Any]) -> None:
     child = await start_child(
         _BUILD, *arguments, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
-    async with _left_nothing(plan["bundle"], child), _ended_after(child, _BUILD_END_SECONDS):
+    async with _left_nothing(plan["bundle"], child), ended_after(child, _BUILD_END_SECONDS):
         with _status("making the bundle") as status:
             clock = asyncio.ensure_future(_show_time(status, started, plan["seconds"]))
             try:
@@ -263,7 +282,7 @@ async def _follow(child: asyncio.subprocess.Process, status: _StatusLine) -> str
     assert child.stderr is not None
     last_line = ""
     async for raw in child.stderr:
-        line = _clean(raw)
+        line = clean(raw)
         if line:
             last_line = line
             status.doing = line.removeprefix("moa-export: ")
@@ -279,7 +298,7 @@ async def _show_time(status: _StatusLine, started: float, estimated: float) -> N
         if left > _LEAST_SECONDS_LEFT:
             rest = f"about {left:.0f} s left"
         else:
-            rest = f"longer than the {estimated:.0f} s expected"
+            rest = "longer than expected: the machine is busy"
         status.show(f"making the bundle: {status.doing} ({taken:.0f} s, {rest})")
         await asyncio.sleep(1)
 
@@ -287,27 +306,23 @@ async def _show_time(status: _StatusLine, started: float, estimated: float) -> N
 # ---- the programs
 
 
-async def _verifier(
-    stack: contextlib.AsyncExitStack, options: argparse.Namespace, log: IO[bytes]
-) -> tuple[asyncio.subprocess.Process, str]:
-    """Start the verifier as a child that ends with `stack`, and wait until it listens. Returns it
-    and its address. What it logs goes into the file `log`."""
-    arguments = ["serve", "--port=0", "--log-level=warning"]
+def _verifier(options: argparse.Namespace, log: IO[bytes]) -> Verifier:
+    """Returns the verifier, which does not run yet."""
+    arguments = ["serve", "--log-level=warning", "--log-format=text"]
     if options.target:
         arguments += [f"--target={options.target}", f"--dtype={options.dtype}"]
-    child = await start_child(_VERIFY, *arguments, stdout=asyncio.subprocess.PIPE, stderr=log)
-    await stack.enter_async_context(_ended_after(child))
+    return Verifier(_VERIFY, arguments, log, port=options.verifier_port, say=_say)
+
+
+async def _load(verifier: Verifier) -> None:
+    """Start the verifier, and wait until it listens."""
     started = time.monotonic()
     with _status("loading the target") as status:
         clock = asyncio.ensure_future(_show_loading(status, started))
         try:
-            line = await _line_with(child.stdout, "listening on ")
+            await verifier.start()
         finally:
             clock.cancel()
-    if not line:
-        await child.wait()
-        raise MoaError(f"the verifier did not start: {_last_line(log) or 'it said nothing'}")
-    return child, line.split()[-1]
 
 
 async def _show_loading(status: _StatusLine, started: float) -> None:
@@ -329,31 +344,15 @@ async def _endpoint(
     child = await start_child(
         _SERVE, *arguments, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
-    await stack.enter_async_context(_ended_after(child))
+    await stack.enter_async_context(ended_after(child))
     others: list[str] = []
     with _status("starting the endpoint"):
-        line = await _line_with(child.stderr, _PAGE, others=others)
+        line = await line_with(child.stderr, _PAGE, others=others)
     if not line:
         raise MoaError(f"the endpoint did not start: {others[-1] if others else 'it said nothing'}")
     assert child.stderr is not None
     await stack.enter_async_context(_passed_on(child.stderr))
     return child, line.removeprefix(_PAGE).split()[0]
-
-
-async def _line_with(
-    stream: asyncio.StreamReader | None, wanted: str, *, others: list[str] | None = None
-) -> str:
-    """Read a program's lines up to the first that begins with `wanted`, and return that one; empty
-    where the stream ends before it. Lines before it are added to `others`."""
-    assert stream is not None
-    async with asyncio.timeout(_START_SECONDS):
-        async for raw in stream:
-            line = _clean(raw)
-            if line.startswith(wanted):
-                return line
-            if line and others is not None:
-                others.append(line)
-    return ""
 
 
 @contextlib.asynccontextmanager
@@ -372,25 +371,12 @@ async def _pass_on(stream: asyncio.StreamReader, status: _StatusLine | None = No
     """Show the lines of a program that runs: by this one, which knows what else is on the terminal.
     The line that changes, if there is one, says from then on what the program does."""
     async for raw in stream:
-        line = _clean(raw)
+        line = clean(raw)
         if not line:
             continue
         _say(line)
         if status is not None:
             status.show(line.removeprefix(f"{PROGRAM}: ").partition(":")[0])
-
-
-@contextlib.asynccontextmanager
-async def _ended_after(
-    child: asyncio.subprocess.Process, seconds: float = END_SECONDS
-) -> AsyncIterator[None]:
-    """End a child after the body, if it has not ended: by itself within so many seconds, or else it
-    is killed."""
-    try:
-        yield
-    finally:
-        if child.returncode is None:
-            await end_child(child, seconds)
 
 
 # ---- the screen
@@ -410,7 +396,8 @@ def _show_addresses(options: argparse.Namespace, place: Place) -> None:
     _say(f"chat page at {place.page}, OpenAI's API at {place.page}/v1; Ctrl-C ends all")
     bundle = f" --bundle {place.bundle}" if place.bundle else ""
     target = f" --target {options.target}" if options.target else ""
-    _say(f"in a terminal: edge-client chat{bundle} --verifier {place.verifier}")
+    _say("in a terminal:")
+    _say(f"  edge-client chat{bundle} --verifier {place.verifier}")
     _say("with the verifier on another machine:")
     _say(f"  there: cloud-verifier serve{target} --host 0.0.0.0 --auth-tokens tokens.txt")
     _say(f"  here:  edge-client serve{bundle} --verifier ws://SERVER:8765 --token TOKEN")
@@ -455,15 +442,3 @@ def _status(line: str) -> Iterator[_StatusLine]:
 def _say(line: str) -> None:
     """Print a line for the user."""
     print(line, file=sys.stderr, flush=True)
-
-
-def _clean(raw: bytes) -> str:
-    """A line of a program, safe to show."""
-    return safe_line(raw.decode(errors="replace").strip(), _LONGEST_LINE)
-
-
-def _last_line(log: IO[bytes]) -> str:
-    """What a program said last: its errors are one line."""
-    log.seek(0)
-    lines = [line for line in log.read().splitlines() if line.strip()]
-    return _clean(lines[-1]) if lines else ""

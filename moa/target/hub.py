@@ -3,7 +3,6 @@ imported, which takes seconds."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,15 +10,14 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from moa.errors import UsageError, first_line
-
-_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+from moa.process.model_places import HUB_ID
 
 
 def copy_of(source: str, wanted: Sequence[str]) -> Path:
     """Returns the folder in the hub's cache that holds the files of this model which fit the
     patterns; what is missing there is downloaded. A `UsageError` where there is no such model."""
-    if not _ID.fullmatch(source):
-        raise UsageError(f"no model at {source}: there is no such folder")
+    if not HUB_ID.fullmatch(source):
+        raise UsageError(f"no model at {source}: there is no such file or folder")
     try:
         # Folders inside a repository hold other forms of the same model.
         copy = snapshot_download(source, allow_patterns=list(wanted), ignore_patterns=["*/*"])

@@ -298,7 +298,7 @@ def locate(
     if is_gguf(folder):
         return folder_of(folder, weights=weights, say=say)
     if isinstance(source, Path) or folder.exists():
-        raise UsageError(f"no model at {source}: there is no such folder")
+        raise UsageError(f"no model at {source}: there is no such file or folder")
     return hub.copy_of(source, wanted)
 
 

@@ -252,7 +252,7 @@ def test_sampling_draws_a_seed_and_says_it() -> None:
 @pytest.mark.parametrize(
     ("arguments", "how", "what"),
     [
-        (["generate", "--bundle", "/nowhere", "hello"], {}, b"no bundle at /nowhere"),
+        (["generate", "--bundle", "/nowhere", "hello"], {}, b"(`moa-export setup` makes one"),
         (["generate", "--raw", "  "], {}, b"the prompt is empty"),
         (["generate", "--raw", "-"], {"input": b"\xff\xfe\x00binary"}, b"not text"),
         (["generate", "--raw", "-"], {"input": b""}, b"the prompt is empty"),

@@ -91,15 +91,23 @@ def test_a_load_that_takes_long_says_so() -> None:
         log.removeHandler(handler)
 
 
-def test_a_path_that_leads_nowhere_is_refused_before_torch_is_loaded() -> None:
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_a_path_that_leads_nowhere_is_refused_before_torch_is_loaded(
+    command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "coder15.gguf").touch()
+    mistyped = str(tmp_path / "coder51.gguf")
     program = (
         "import sys\n"
         "from cloud_verifier.cli import main\n"
-        "try:\n    main(['serve', '--port', '0', '--target', './nowhere'])\n"
+        f"try:\n    main([{command!r}, '--target', {mistyped!r}])\n"
         "finally:\n    assert 'torch' not in sys.modules"
     )
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert ran.returncode == 2
-    assert ran.stderr.endswith("error: --target: there is nothing at ./nowhere\n")
+    assert ran.stderr == (
+        f"cloud-verifier: error: --target: no such file or folder: {mistyped}"
+        f" (did you mean {tmp_path / 'coder15.gguf'}?)\n"
+    )

@@ -1,0 +1,111 @@
+"""The programs under `moa-edge up`: the verifier's port, its restarts, and why a program ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from moa.cli.programs import Verifier, usual_port, why_ended
+from moa.errors import MoaError, UsageError
+from moa.process.listening import Port
+from moa.process.model_places import check_place
+
+_PROGRAM = """
+import pathlib, sys
+runs = pathlib.Path(__file__).with_name("runs")
+def main():
+    earlier = runs.read_text().splitlines() if runs.exists() else []
+    port = sys.argv[-1].removeprefix("--port=")
+    runs.write_text("\\n".join([*earlier, port]))
+    if len(earlier) in {listens}:
+        print(f"listening on ws://127.0.0.1:{{port}}", flush=True)
+    print(f"run {{len(earlier)}} is over", file=sys.stderr)
+    return 1
+"""
+
+
+class _Enough(Exception):
+    pass
+
+
+@pytest.fixture
+def log() -> Iterator[IO[bytes]]:
+    with tempfile.TemporaryFile() as file:
+        yield file
+
+
+async def slept_and_said(
+    folder: Path, patch: pytest.MonkeyPatch, log: IO[bytes], *, listens: set[int], pauses: int
+) -> tuple[list[float], list[str]]:
+    """What a verifier that listens in these of its runs, and ends at once, waits for and says."""
+    (folder / "dying.py").write_text(_PROGRAM.format(listens=listens))
+    patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    slept: list[float] = []
+    said: list[str] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == pauses:
+            raise _Enough
+
+    verifier = Verifier("dying:main", [], log, port=7, say=said.append, sleep=sleep)
+    await verifier.start()
+    with pytest.raises(_Enough):
+        await verifier.keep()
+    return slept, said
+
+
+async def test_pauses_grow_and_every_start_takes_the_same_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: IO[bytes]
+) -> None:
+    slept, said = await slept_and_said(tmp_path, monkeypatch, log, listens={0, 2}, pauses=8)
+    assert slept == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert (tmp_path / "runs").read_text().split() == ["7"] * 8
+    assert said[0].startswith("the verifier has ended: run 0 is over: the device goes on alone;")
+    assert said[1].startswith("the verifier did not start: run 1 is over; it is started again in 2")
+    assert said[2].startswith("the verifier is back after")
+    assert said[3].startswith("the verifier has ended: run 2 is over")
+
+
+async def test_a_verifier_that_never_listened_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: IO[bytes]
+) -> None:
+    with pytest.raises(MoaError, match="the verifier did not start: run 0 is over"):
+        await slept_and_said(tmp_path, monkeypatch, log, listens=set(), pauses=1)
+
+
+def test_the_usual_port_is_taken_if_it_is_free() -> None:
+    with Port("127.0.0.1", 0) as port:
+        port.listen(1)
+        assert usual_port(port.number) == 0
+    assert usual_port(port.number) == port.number
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (-signal.SIGKILL, "was killed by signal 9 (out of memory?)"),
+        (-signal.SIGSEGV, "was killed by signal 11 (SIGSEGV)"),
+        (3, "has ended with exit code 3"),
+        (0, "has ended"),
+    ],
+)
+def test_why_a_program_ended(code: int, says: str) -> None:
+    assert why_ended(code) == says
+
+
+def test_what_may_be_at_the_hub_is_left_to_others(tmp_path: Path) -> None:
+    for place in ("", "name", "some/model", str(tmp_path)):
+        check_place("TARGET", place)
+    (tmp_path / "coder15").mkdir()
+    wrong = tmp_path / "coder51"
+    with pytest.raises(UsageError) as refused:
+        check_place("TARGET", str(wrong))
+    line = f"TARGET: no such file or folder: {wrong} (did you mean {tmp_path / 'coder15'}?)"
+    assert refused.value.line() == line
