@@ -215,6 +215,22 @@ def test_what_a_program_says_has_a_line_of_its_own_on_a_terminal(tmp_path: Path)
     assert rows[0].startswith(f"moa-edge up: error: {model} is not a GGUF file"), rows
 
 
+def test_the_line_that_changes_says_nothing_that_is_no_longer_true() -> None:
+    assert up_command._doing("moa-export: variant cpu-int4") == "variant cpu-int4"
+    assert up_command._doing("moa-export: /a/bundle is done after 3 s") == "ending"
+    assert up_command._time_left(90.4) == "about 90 s left"
+    assert up_command._time_left(-20) == "longer than expected: the machine is busy"
+
+
+def test_a_command_is_on_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is copied as a whole, however long it is."""
+    place = up_command.Place(page="http://h:1", verifier="ws://h:8765", bundle="/b" * 90)
+    options = argparse.Namespace(json=False, target="t", no_browser=True)
+    up_command._show_addresses(options, place)
+    lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
+    assert f"edge-client chat --bundle {place.bundle} --verifier ws://h:8765" in lines
+
+
 _STUCK = """
 import os, pathlib, signal, sys, time
 def main():

@@ -38,6 +38,8 @@ _VERIFY = "cloud_verifier.cli:main"
 _SERVE = "edge_client.cli:main"
 _PAGE = "chat page and API at "
 """How `edge-client serve` begins the line with its address."""
+_BUNDLE_IS_DONE = " is done after "
+"""What is in the last line of the program that makes a bundle."""
 _BUILD_END_SECONDS = 1.0
 """Seconds that what makes a bundle has to end: it has nothing to save, and may compute for long."""
 _LEAST_SECONDS_LEFT = 5
@@ -285,8 +287,15 @@ async def _follow(child: asyncio.subprocess.Process, status: _StatusLine) -> str
         line = clean(raw)
         if line:
             last_line = line
-            status.doing = line.removeprefix("moa-export: ")
+            status.doing = _doing(line)
     return last_line
+
+
+def _doing(line: str) -> str:
+    """What the program that makes a bundle does, by its last line."""
+    if _BUNDLE_IS_DONE in line:
+        return "ending"  # it gives its memory back, which takes seconds
+    return line.removeprefix("moa-export: ")
 
 
 async def _show_time(status: _StatusLine, started: float, estimated: float) -> None:
@@ -294,13 +303,17 @@ async def _show_time(status: _StatusLine, started: float, estimated: float) -> N
     still take by the estimate."""
     while True:
         taken = time.monotonic() - started
-        left = estimated - taken
-        if left > _LEAST_SECONDS_LEFT:
-            rest = f"about {left:.0f} s left"
-        else:
-            rest = "longer than expected: the machine is busy"
+        rest = _time_left(estimated - taken)
         status.show(f"making the bundle: {status.doing} ({taken:.0f} s, {rest})")
         await asyncio.sleep(1)
+
+
+def _time_left(seconds: float) -> str:
+    """What is said of the time that is left by the estimate, which is made for a machine that has
+    nothing else to do."""
+    if seconds > _LEAST_SECONDS_LEFT:
+        return f"about {seconds:.0f} s left"
+    return "longer than expected: the machine is busy"
 
 
 # ---- the programs

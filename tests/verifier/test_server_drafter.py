@@ -111,7 +111,7 @@ def learn(target: Path, texts: list[list[int]], out: Path) -> None:
 
 
 def test_what_is_no_drafter_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no such folder"):
+    with pytest.raises(UsageError, match="there is no such"):
         load(
             replace(
                 kit.SETTINGS,
