@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
+from moa.cli import programs
+from moa.cli import up as up_command
 from moa.cli.programs import Verifier, usual_port, why_ended
 from moa.errors import MoaError, UsageError
 from moa.process.listening import Port
@@ -78,6 +81,53 @@ async def test_a_verifier_that_never_listened_is_an_error(
 ) -> None:
     with pytest.raises(MoaError, match="the verifier did not start: run 0 is over"):
         await slept_and_said(tmp_path, monkeypatch, log, listens=set(), pauses=1)
+
+
+async def test_where_another_program_is_faster_to_take_the_usual_port_it_gets_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: IO[bytes]
+) -> None:
+    (tmp_path / "dying.py").write_text(_PROGRAM.format(listens={1}))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    free = iter([8765, 0])
+    monkeypatch.setattr(programs, "usual_port", lambda: next(free))
+    verifier = Verifier("dying:main", [], log, say=print)
+    await verifier.start()
+    await verifier.end()
+    assert (tmp_path / "runs").read_text().split() == ["8765", "0"]
+
+
+async def test_a_start_that_the_system_refuses_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: IO[bytes]
+) -> None:
+    start = programs.start_child
+    starts = 0
+
+    async def refused_once(*words: Any, **streams: Any) -> Any:
+        nonlocal starts
+        starts += 1
+        if starts == 2:
+            raise OSError("no memory for a process")
+        return await start(*words, **streams)
+
+    monkeypatch.setattr(programs, "start_child", refused_once)
+    slept, said = await slept_and_said(tmp_path, monkeypatch, log, listens={0, 1}, pauses=3)
+    assert slept == [1, 2, 4]
+    assert said[1].startswith("the verifier did not start: no memory for a process; it is started")
+    assert said[2].startswith("the verifier is back")
+
+
+async def test_up_gives_the_verifier_the_port_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: IO[bytes]
+) -> None:
+    (tmp_path / "dying.py").write_text(_PROGRAM.format(listens={0}))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(up_command, "_VERIFY", "dying:main")
+    parser = argparse.ArgumentParser()
+    up_command.add(parser)
+    verifier = up_command._verifier(parser.parse_args(["--verifier-port", "7"]), log)
+    await verifier.start()
+    await verifier.end()
+    assert verifier.address == "ws://127.0.0.1:7"
 
 
 def test_the_usual_port_is_taken_if_it_is_free() -> None:
