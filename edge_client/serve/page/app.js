@@ -667,7 +667,8 @@ function tellVerified(check) {
   let common = 0;
   while (common < node.text.length && node.text[common] === live.text[common]) common++;
   check.withdrawn = node.text.slice(common);
-  if (check.withdrawn) notice(said("The verifier has corrected an answer that was written offline"));
+  const corrected = "The verifier has corrected an answer that was written offline";
+  if (check.withdrawn) notice(said(corrected));
   else notice("An answer that was written offline is verified");
 }
 
