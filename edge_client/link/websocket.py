@@ -286,6 +286,8 @@ class VerifierLink:
 
     def _explain(self, error: Exception) -> MoaError:
         """Returns what ended a connection, or an attempt, as an error for the user."""
+        if self.dialling.cut:
+            return LinkError("disconnected on purpose")
         return explain(
             error,
             self.endpoint.url,

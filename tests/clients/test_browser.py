@@ -163,6 +163,88 @@ def test_asking_goes_on_without_the_verifier_and_is_checked_when_it_is_back(
     )
 
 
+QUESTIONS = (
+    "Write a short story about Ada, a fox and a garden.",
+    STORY,
+    "Write a short story about Tom, a dog and a river.",
+)
+"""Their answers depend on the texts of the answers before, also on those of the drafter."""
+NOTES = "[...document.querySelectorAll('.assistant .note')].map((note) => note.textContent)"
+
+
+def conversation_without_a_cut(device: Device) -> list[str]:
+    """The target's answers to the three questions, each with the target's own before it."""
+    answers: list[str] = []
+    messages: list[Any] = []
+    with openai.OpenAI(base_url=f"{device.address}/v1", api_key="any", timeout=PATIENCE) as client:
+        for question in QUESTIONS:
+            messages.append({"role": "user", "content": question})
+            whole = client.chat.completions.create(
+                model=MODEL,
+                messages=messages,
+                extra_body={"moa": {"mode": "hold", "patience": PATIENCE}},
+            )
+            answers.append(str(whole.choices[0].message.content))
+            messages.append({"role": "assistant", "content": answers[-1]})
+    return answers
+
+
+def test_answers_behind_a_corrected_one_are_asked_again_and_survive_another_cut_and_a_reload(
+    opened: Open, device: Device
+) -> None:
+    truths = conversation_without_a_cut(device)
+    page = opened()
+    page.click("#cut-switch")
+    page.wait_for_selector("#link[data-state=offline]")
+    for number, question in enumerate(QUESTIONS):
+        ask(page, question)
+        page.wait_for_function(
+            "(count) => document.querySelectorAll('.assistant').length === count"
+            " && !document.querySelector('#send').disabled",
+            arg=number + 1,
+        )
+    offline = page.locator(".assistant .body").all_text_contents()
+    assert offline[0] != truths[0], "else nothing is corrected"
+
+    device.pause = 0.5
+    page.click("#cut-switch")
+    again = "asked again: an answer before it was corrected"
+    waiting = "an answer before it was corrected: waiting to be asked again"
+    page.wait_for_function(f"(words) => {NOTES}[1].startsWith(words)", arg=again)
+    assert page.evaluate(NOTES)[2] == waiting, "it is not shown as verified"
+    page.click("#cut-switch")
+    page.wait_for_function(
+        f"(words) => {NOTES}[2] === words && !document.querySelector('#send').disabled", arg=waiting
+    )
+    page.reload()
+    page.wait_for_selector("#link[data-state=offline]")
+    assert page.evaluate(NOTES)[2] == waiting, "it is kept"
+    assert page.locator(".assistant .body").all_text_contents()[::2] == [truths[0], offline[2]]
+    assert page.locator(".assistant .body").last.locator(".provisional").text_content()
+
+    device.pause = 0.0
+    page.click("#cut-switch")
+    page.wait_for_function(f"() => {NOTES}.every((note) => !note)")
+    page.wait_for_function("() => !document.querySelector('.retracted')")
+    assert page.locator(".assistant .body").all_text_contents() == truths
+    assert page.query_selector(".provisional") is None
+
+
+def test_struck_out_text_goes_from_every_message_without_an_animation_too(opened: Open) -> None:
+    page = opened(reduced_motion="reduce")
+    page.evaluate("""async () => {
+        const { ChatView } = await import("./chat.js");
+        const node = (id, parent) => ({ id, parent, role: "assistant", text: "kept", at: 1 });
+        const nodes = { a: node("a", ""), b: node("b", "a") };
+        const view = new ChatView(document.querySelector("#messages"), {});
+        view.show({ nodes, leaf: "b" });
+        view.draw(nodes.a, null, "gone");
+        view.draw(nodes.b, null, "gone");
+    }""")
+    assert page.locator(".retracted").count() == 2
+    page.wait_for_function("() => !document.querySelector('.retracted')", timeout=20_000)
+
+
 def test_a_message_is_copied_over_plain_http_too(opened: Open, device: Device, truth: str) -> None:
     page = opened(path="/", base=device.address.replace("127.0.0.1", "[::ffff:127.0.0.1]"))
     assert not page.evaluate("isSecureContext"), "as any address of a local network"

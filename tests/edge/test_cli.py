@@ -396,6 +396,12 @@ async def test_an_endpoint_says_when_its_verifier_comes_and_goes(
         await seen(capsys, "no verifier now: cannot reach")
         async with slow_verifier(port, 0.0):
             await seen(capsys, f"online: text is verified by {url}")
+            assert client.link is not None
+            client.link.cut_off(cut=True)
+            told = await seen(capsys, "none of it is verified")
+            assert "no verifier now: disconnected on purpose" in told
+            client.link.cut_off(cut=False)
+            await seen(capsys, f"online: text is verified by {url}")
         await seen(capsys, "no verifier now: ")
 
 

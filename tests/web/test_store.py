@@ -97,6 +97,22 @@ HANDLE = r"""
         }
       }
     }
+    if (ask.corrected) {
+      // Both tabs know an answer; one learns that it is stale, the other that it is verified.
+      const both = newConversation();
+      const question = add(both, "", "user", "asked");
+      Object.assign(add(both, question.id, "assistant", "said"), { stream: "s", verified: false });
+      rows.set(both.id, copy(both));
+      const [one, other] = [new Tab("a"), new Tab("b")];
+      for (const tab of [one, other]) await tab.open();
+      const answer = (tab) => Object.values(tab.conversation.nodes).at(-1);
+      Object.assign(answer(one), { stale: true });
+      Object.assign(answer(other), { verified: true });
+      for (const tab of ask.corrected === "first" ? [one, other] : [other, one]) await tab.keep();
+      return Object.values(rows.get(both.id).nodes)
+        .filter((node) => node.role === "assistant")
+        .map((node) => [Boolean(node.stale), node.verified]);
+    }
     const written = new Set(["first"]);
     const titles = new Set(["first"]);
     const begun = newConversation();
@@ -179,6 +195,13 @@ def test_an_imported_conversation_does_nothing_by_itself(node: Node) -> None:
 
 def test_a_long_conversation_is_walked_without_recursion(node: Node) -> None:
     assert node.ask({"deep": 50_000}) == [True, 50_000, True]
+
+
+@pytest.mark.parametrize("corrected", ["first", "last"])
+def test_an_answer_behind_a_corrected_one_is_not_verified_by_another_tab(
+    node: Node, corrected: str
+) -> None:
+    assert node.ask({"seed": 1, "corrected": corrected}) == [[True, False]]
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -1,7 +1,7 @@
 // The page: conversations, settings, and the answers that are being written.
 
 import { asBlock, filesOf, textOf, Unattachable } from "./attachments.js";
-import { Answer, ChatView, verifiedText, willBeChecked } from "./chat.js";
+import { Answer, ChatView, verifiedText, willBeAskedAgain, willBeChecked } from "./chat.js";
 import { Figures } from "./figures.js";
 import { checkedBy, LOOK_SECONDS, said, Signs } from "./signs.js";
 import {
@@ -17,6 +17,7 @@ import {
 import {
   messageOf,
   schemaOf,
+  standing,
   structureFields,
   structureWords,
   toolsOf,
@@ -281,8 +282,9 @@ function retry(node) {
 // which the verifier reads faster than it writes.
 async function proceed(node) {
   const conversation = current;
-  const whole = node.text;
+  const { text: whole, stale } = node;
   const begun = nobodyVerifies() ? whole : verifiedText(node);
+  if (!begun) delete node.stale; // it is written anew
   const rest = whole.slice(begun.length);
   Object.assign(node, {
     text: begun,
@@ -297,9 +299,14 @@ async function proceed(node) {
   const writing = write(conversation, node, { onward: true, expected: rest });
   view.draw(node, running.get(node.id).answer, rest);
   await writing;
+  if (!node.text.startsWith(begun + rest) && !node.error) {
+    withdraw(conversation, node);
+    keep(conversation);
+  }
   if (!node.error || node.text !== begun) return;
   // Nothing came: what was there is not lost.
-  Object.assign(node, { text: whole, verified: begun === whole });
+  Object.assign(node, { text: whole, verified: begun === whole && !stale });
+  if (stale) node.stale = true;
   keep(conversation);
   if (conversation === current) view.draw(node);
 }
@@ -332,8 +339,9 @@ function answer(conversation, question, how = {}) {
 function request(conversation, node, { again = false, onward = false, expected = "" } = {}) {
   const last = onward && node.text ? node.id : node.parent;
   const messages = messagesOf(conversation, last);
-  const moa = { mode: settings.mode, resumable: true };
-  if (settings.mode === "provisional") moa.patience = 1; // it is checked later in any case
+  const mode = node.earlier ? "provisional" : settings.mode; // what it said before is there anyway
+  const moa = { mode, resumable: true };
+  if (mode === "provisional") moa.patience = 1; // it is checked later in any case
   const body = {
     model,
     messages,
@@ -357,7 +365,8 @@ function messagesOf(conversation, last) {
   const said = path(conversation, last);
   const unanswered = new Set();
   for (const one of said) {
-    if (one.role !== "assistant" || one.text || one.calls?.length) continue;
+    const { text, calls } = standing(one);
+    if (one.role !== "assistant" || text || calls?.length) continue;
     unanswered.add(one.id);
     unanswered.add(one.parent);
   }
@@ -403,7 +412,10 @@ async function takeUp(conversation, node) {
   }
   if (node.state !== "running" || running.has(node.id)) return;
   // One that the page closed before has no stream yet: it is asked for again.
-  write(conversation, node, { onward: Boolean(node.before) });
+  write(conversation, node, {
+    onward: Boolean(node.before),
+    expected: node.earlier?.text ?? "",
+  });
 }
 
 // Writes an answer; one with a stream's id is taken up again from its beginning.
@@ -435,6 +447,7 @@ function beginWork(conversation, node) {
     askedAt: node.stream ? null : seconds(), // null: before this page was opened
     textAt: null, // when the latest text came
     withdrawn: "", // since the screen was drawn
+    differs: false, // from what it said before, where it is asked again
     frame: 0, // the request for the next drawing
   };
   running.set(node.id, work);
@@ -477,6 +490,17 @@ function takeText(work, chunk) {
   }
   node.text = live.text;
   if (live.calls.length) node.calls = live.calls;
+  const before = node.earlier?.text ?? "";
+  if (!before || work.differs || before.startsWith(live.text)) return;
+  work.differs = true;
+  work.withdrawn = behindCommon(before, live.text);
+}
+
+// What of `before` is no longer said.
+function behindCommon(before, after) {
+  let common = 0;
+  while (common < before.length && before[common] === after[common]) common++;
+  return before.slice(common);
 }
 
 // What a chunk tells beside the text.
@@ -522,14 +546,18 @@ function failureOf(error, node) {
   return `${failure}: edit a message, or begin a new conversation`;
 }
 
-function finishWork({ node, conversation, answer: live, frame, withdrawn }) {
+function finishWork(work) {
+  const { node, conversation, answer: live, frame } = work;
   cancelAnimationFrame(frame);
   node.text = live.text || node.text;
   node.settled = live.settled.length;
   delete node.reading;
   node.state = "done";
   running.delete(node.id);
+  if (node.earlier) endAgain(work);
+  if (node.stale) notVerified(node); // an answer before it was corrected meanwhile
   list();
+  const { withdrawn } = work;
   if (conversation !== current) return;
   view.draw(node, null, withdrawn);
   buttons();
@@ -548,9 +576,11 @@ async function recheck() {
   checking = true;
   try {
     for (const conversation of conversations) {
-      for (const node of Object.values(conversation.nodes)) {
-        const isOpen = willBeChecked(node) && isMine(node) && !running.has(node.id);
-        if (isOpen) await follow(conversation, node);
+      const nodes = Object.values(conversation.nodes).sort((a, b) => a.at - b.at);
+      for (const node of nodes) {
+        if (!isMine(node) || running.has(node.id)) continue;
+        if (willBeChecked(node)) await follow(conversation, node);
+        else if (isDue(conversation, node)) await askAgain(conversation, node);
       }
     }
   } finally {
@@ -571,6 +601,7 @@ async function follow(conversation, node) {
     withdrawn: "", // since the screen was drawn
     frame: 0, // the request for the next drawing
   };
+  const before = content(node);
   followed.set(node.id, check);
   try {
     const asked = { id: check.stream, key: settings.key, signal: check.abort.signal };
@@ -585,13 +616,14 @@ async function follow(conversation, node) {
   if (!isWanted(check)) return;
   const hasEnded = endCheck(check);
   if (!hasEnded && !node.lost && !wasTold) return; // nothing has changed
+  if (content(node) !== before) withdraw(conversation, node);
   if (conversation === current) view.draw(node, null, check.withdrawn);
   keep(conversation);
 }
 
 // Whether this check is still of the text that is there: it may be continued meanwhile.
 function isWanted({ node, stream }) {
-  return node.stream === stream && !running.has(node.id) && !node.left;
+  return node.stream === stream && !running.has(node.id) && !node.left && !node.stale;
 }
 
 function takeCheck(check, chunk) {
@@ -664,12 +696,88 @@ function tellEnd({ corrected }) {
 // The check was over before anything of it was shown.
 function tellVerified(check) {
   const { node, answer: live } = check;
-  let common = 0;
-  while (common < node.text.length && node.text[common] === live.text[common]) common++;
-  check.withdrawn = node.text.slice(common);
+  check.withdrawn = behindCommon(node.text, live.text);
   const corrected = "The verifier has corrected an answer that was written offline";
   if (check.withdrawn) notice(said(corrected));
   else notice("An answer that was written offline is verified");
+}
+
+// ---- answers that were asked with a text that another one has replaced
+
+// What an answer says to the questions behind it.
+const content = ({ text, calls = [] }) => JSON.stringify([text, calls]);
+
+// The text of this answer is another one now. Those behind it were asked with the old one: even what
+// the verifier has said there is not what it would have said.
+function withdraw(conversation, node) {
+  for (const later of Object.values(conversation.nodes)) {
+    const isAnswer = later.role === "assistant" && later !== node && !later.error;
+    if (!isAnswer || !path(conversation, later.id).includes(node)) continue;
+    const wasStale = later.stale;
+    const isWritten = running.has(later.id);
+    if (later.state === "running" && !isWritten) continue; // another tab writes it, and does this
+    later.stale = true; // kept: a reload asks for it again, too
+    if (isWritten) continue; // until its end
+    notVerified(later);
+    if (later.stream && !wasStale) stop(later.stream, settings.key); // nobody waits for its check
+    if (conversation === current) view.draw(later);
+  }
+}
+
+function notVerified(node) {
+  Object.assign(node, { verified: false, settled: 0 });
+  delete node.check;
+}
+
+// How often the verifier came back, and at which of these times an answer was asked again in vain.
+let returns = 0;
+const triedAt = new Map(); // node id -> returns
+
+// Whether this answer can be asked for again now: all that is said before it is settled.
+function isDue(conversation, node) {
+  if (!willBeAskedAgain(node) || triedAt.get(node.id) === returns) return false;
+  const isOpen = (one) => one.state === "running" || willBeChecked(one) || willBeAskedAgain(one);
+  return node.state !== "running" && !path(conversation, node.parent).some(isOpen);
+}
+
+// Asks for an answer once more, in one tab; its old text is what it probably says.
+async function askAgain(conversation, node) {
+  const ask = async () => {
+    const { text, calls, reason, usage, before } = node;
+    node.earlier = { text, calls, reason, usage, before };
+    const anew = { text: "", before: "", settled: 0, stream: "", reason: "", lost: false };
+    Object.assign(node, anew);
+    for (const name of ["stale", "verified", "calls"]) delete node[name];
+    await write(conversation, node, { expected: text });
+  };
+  if (!navigator.locks) {
+    await ask();
+    return;
+  }
+  const how = { ifAvailable: true };
+  await navigator.locks.request(`again-${conversation.id}`, how, async (lock) => {
+    if (!lock) return; // another tab does it
+    await shelf.refresh(conversation).catch(() => {});
+    if (!running.has(node.id) && isDue(conversation, node)) await ask();
+  });
+}
+
+// An answer was asked for again. What the verifier has not said to its end is dropped, and the old
+// text stands again, until the verifier is back once more.
+function endAgain(work) {
+  const { node, conversation, halted } = work;
+  const { earlier } = node;
+  delete node.earlier;
+  if (node.verified && !node.error && !halted) {
+    if (!work.differs) work.withdrawn = behindCommon(earlier.text, node.text);
+    if (content(node) !== content(earlier)) withdraw(conversation, node);
+    return;
+  }
+  if (node.stream) stop(node.stream, settings.key);
+  delete node.error;
+  Object.assign(node, earlier, { stream: "", lost: false, stale: true });
+  if (halted) node.reason = "stopped";
+  triedAt.set(node.id, returns);
 }
 
 // The user does not wait for the check of an answer, nor the verifier for its end.
@@ -781,6 +889,7 @@ let verifier = "";
 function linkState(state, detail = "") {
   const [name, words] = LINKS[state] ?? [state, ""];
   const isAnother = $("link").dataset.state !== state;
+  if (isAnother && state === "online") returns++;
   $("link").dataset.state = state;
   $("link-text").textContent = name;
   $("link").title = [verifier, said(words), detail].filter(Boolean).join(": ");

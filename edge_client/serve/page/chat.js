@@ -5,7 +5,7 @@ import { Answer } from "./answer.js";
 import { markdown, putOff } from "./render.js";
 import { said } from "./signs.js";
 import { newestLeaf, path, siblings } from "./store.js";
-import { argumentsOf } from "./structure.js";
+import { argumentsOf, standing } from "./structure.js";
 
 const STILL_SHOWN = 1500; // ms that withdrawn text stays to be seen
 const ENDED = {
@@ -59,15 +59,18 @@ function checkOf({ corrected, goesOn, checked, of }) {
   return `checking, ${checked} of ${of} characters`;
 }
 
+const CHANGED_BEFORE = "an answer before it was corrected";
+
 // Of an answer that is being written: what of it is not verified, and a sign of life where nothing
 // comes.
 export function progressOf(node, live) {
   const open = live.characters.length - live.verified;
   const notes = [];
+  if (node.earlier) notes.push(`asked again: ${CHANGED_BEFORE}`);
   if (!live.characters.length && node.reading) {
     notes.push(`reading the prompt, ${node.reading.done} of ${node.reading.total} tokens`);
   }
-  if (open) notes.push(`${open} characters not verified yet`);
+  if (open && !node.earlier) notes.push(`${open} characters not verified yet`);
   if (live.sign) notes.push(live.sign);
   return notes.join("; ");
 }
@@ -77,7 +80,7 @@ export function progressOf(node, live) {
 export function noteOf(node) {
   if (node.error) return node.error;
   if (isEmpty(node)) {
-    if (willBeChecked(node)) {
+    if (willBeChecked(node) || willBeAskedAgain(node)) {
       return said("nothing is written yet: asked again when the verifier is back");
     }
     return "nothing was written";
@@ -100,6 +103,9 @@ function endNote(node) {
 
 // What of it is not verified, and what becomes of that.
 function checkNote(node) {
+  if (node.stale) {
+    return `${CHANGED_BEFORE}: ${willBeAskedAgain(node) ? "waiting to be asked again" : "not asked again"}`;
+  }
   if (node.check) return [checkOf(node.check), node.check.sign].filter(Boolean).join("; ");
   if (node.verified !== false) return "";
   const written = [...node.text].length;
@@ -122,14 +128,21 @@ const CUT = ["length", "stopped", "guard", "link"];
 // Whether more of this answer can be asked for. One that waits for its check goes on by itself.
 export function continuable(node) {
   if (node.calls?.length) return false; // it goes on with their results
-  if (!node.text || node.error || willBeChecked(node)) return false;
+  if (!node.text || node.error || willBeChecked(node) || willBeAskedAgain(node)) return false;
   return CUT.includes(node.reason);
 }
 
 // Whether the endpoint has this answer checked when the verifier is back.
 export function willBeChecked(node) {
-  if (node.verified !== false || !node.stream) return false;
+  if (node.verified !== false || !node.stream || node.stale) return false;
   return !node.lost && !node.error && !node.left && node.reason !== "stopped";
+}
+
+// Whether this answer is asked for once more, as the text of one before it is another one now. One
+// that the user has ended is not, nor one whose calls may have been made already.
+export function willBeAskedAgain(node) {
+  if (!node.stale || node.error || node.left) return false;
+  return node.reason !== "stopped" && !node.calls?.length;
 }
 
 // Who has written what is there: the target's name stands over the target's text.
@@ -142,6 +155,7 @@ export function writerOf(node) {
 // The same of an answer that is being written.
 export function writingOf(node, live) {
   const name = node.model || "Assistant";
+  if (rest(node, live)) return `${name}, and this device`;
   if (live.verified === live.characters.length) return name;
   return live.verified ? `${name}, and this device` : `This device, for ${name}`;
 }
@@ -170,6 +184,12 @@ function headOf(node, live) {
 function completeText(node) {
   const settled = node.settled ?? node.text.length;
   return markdown(node.text.slice(0, settled), node.text.slice(settled));
+}
+
+// What an answer that is asked again said before behind its new text, as long as the two agree.
+function rest(node, live) {
+  const before = node.earlier ? standing(node).text : "";
+  return before.startsWith(live.text) ? before.slice(live.text.length) : "";
 }
 
 // Where text goes on: the last paragraph, or the body itself while there is none.
@@ -204,6 +224,7 @@ export class ChatView {
     this.parent = parent;
     this.act = act;
     this.boxes = new Map();
+    this.struck = new Map(); // body of a message -> what is struck out in it
   }
 
   show(conversation) {
@@ -241,7 +262,7 @@ export class ChatView {
     const wasAtEnd = this.atEnd;
     const body = box.querySelector(".body");
     box.setAttribute("aria-busy", String(Boolean(live)));
-    const isStruck = Boolean(withdrawn) || this.struck?.body === body;
+    const isStruck = Boolean(withdrawn) || this.struck.has(body);
     body.classList.toggle("caret", Boolean(live) && !isStruck); // nothing is written behind that
     if (node.role === "assistant") this.#answer(body, node, live, withdrawn);
     else body.textContent = node.text;
@@ -255,7 +276,7 @@ export class ChatView {
   // The text of an answer, with what is not verified marked and what was withdrawn struck out.
   #answer(body, node, live, withdrawn) {
     const wasOpened = body.querySelector("details")?.open;
-    body.replaceChildren(live ? markdown(live.settled, live.provisional) : completeText(node));
+    body.replaceChildren(live ? markdown(live.settled, live.provisional + rest(node, live)) : completeText(node));
     // Formulas that took too long for this frame come in a later one; a live answer is drawn again
     // in any case.
     if (putOff() && !live) {
@@ -264,7 +285,7 @@ export class ChatView {
     if (wasOpened) body.querySelector("details")?.setAttribute("open", "");
     for (const block of body.querySelectorAll("pre")) this.#codeBar(block);
     if (withdrawn) this.#strike(body, withdrawn);
-    else if (this.struck?.body === body) lastOf(body).append(this.struck.gone);
+    else if (this.struck.has(body)) lastOf(body).append(this.struck.get(body));
   }
 
   // The calls of an answer, and where they are the last word, fields for what they return. They are
@@ -326,12 +347,15 @@ export class ChatView {
     gone.className = "retracted";
     gone.textContent = text;
     lastOf(body).append(gone);
-    clearTimeout(this.timer);
-    this.struck = { body, gone };
-    this.timer = setTimeout(() => {
+    this.struck.get(body)?.remove();
+    this.struck.set(body, gone);
+    const remove = () => {
       gone.remove();
-      this.struck = null;
-    }, STILL_SHOWN);
+      if (this.struck.get(body) === gone) this.struck.delete(body);
+    };
+    // A reader who wants no motion sees no animation, and a page in the background ends none.
+    setTimeout(remove, STILL_SHOWN);
+    gone.addEventListener("animationend", remove);
   }
 
   #message(node) {

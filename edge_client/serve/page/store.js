@@ -382,6 +382,9 @@ const own = (conversation) => Object.fromEntries(OWN.map((name) => [name, conver
 
 // Whether `after` is a later state of the message `before`: nothing of that is lost with it.
 function goesOn(before, after) {
+  // Of one stream the state is later that knows of a correction before it.
+  const isOneStream = (before.stream ?? "") === (after.stream ?? "");
+  if (isOneStream && Boolean(before.stale) !== Boolean(after.stale)) return Boolean(after.stale);
   if (before.verified && !after.verified) return false;
   if (after.verified && !before.verified) return true;
   return after.text.startsWith(before.text);

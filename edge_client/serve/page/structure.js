@@ -174,12 +174,16 @@ export function callOf({ id, function: { name, arguments: given } }) {
   return { id, name, arguments: given };
 }
 
+// What an answer says in the conversation: while it is asked again, what it said before.
+export const standing = (node) => node.earlier ?? node;
+
 // A message of the conversation as the endpoint takes it.
 export function messageOf(node) {
   if (node.role === "tool") return { role: "tool", tool_call_id: node.call, content: node.text };
-  const message = { role: node.role, content: node.text };
-  if (!node.calls?.length) return message;
-  const calls = node.calls.map((call) => ({
+  const { text, calls: made } = standing(node);
+  const message = { role: node.role, content: text };
+  if (!made?.length) return message;
+  const calls = made.map((call) => ({
     id: call.id,
     type: "function",
     function: { name: call.name, arguments: call.arguments },
