@@ -20,4 +20,6 @@ def main(verifier: str, prompt: str = "What is 17 plus 25?") -> Answer:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if len(sys.argv) < 2:
+        sys.exit("usage: python examples/ask.py ws://HOST:PORT [QUESTION]")
+    main(*sys.argv[1:3])

@@ -14,24 +14,33 @@ from edge_client import Done, EdgeClient
 QUESTIONS = ("My name is Ada.", "What is my name?")
 
 
+def mark(answer: Done) -> str:
+    """What is said behind an answer that the verifier has not checked."""
+    return "" if answer.verified else "  [written by this device alone, not verified]"
+
+
 async def main(verifier: str, questions: Sequence[str] = QUESTIONS) -> list[str]:
     """Ask one question after another; returns the answers."""
     answers: list[str] = []
     async with EdgeClient(verifier=verifier) as client:
         conversation = client.conversation()
         for question in questions:
+            print(question)
             async for event in conversation.generate(question):
                 if isinstance(event, Done):
                     answers.append(event.text)
-                    print(f"{question}\n  {event.text}")
+                    print(f"  {event.text}{mark(event)}", flush=True)
             if conversation.unverified:
-                # The link was lost: have it checked before the next question builds on it.
+                print("  (waits for the verifier, which checks this before the next question)")
                 async for event in conversation.recheck():
                     if isinstance(event, Done):
                         answers[-1] = event.text
+                        print(f"  {event.text}{mark(event)}", flush=True)
         await conversation.aclose()
     return answers
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: python examples/conversation.py ws://HOST:PORT")
     asyncio.run(main(sys.argv[1]))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +41,26 @@ async def test_a_stream_and_a_conversation_end_with_their_texts(
     answers = await conversation.main(address, [SUM, SUM])
     assert len(answers) == 2
     assert answers[0] == text
+
+
+def test_a_program_without_an_address_says_how_it_is_called() -> None:
+    for program in (ask, conversation):
+        assert program.__file__
+        ended = subprocess.run([sys.executable, program.__file__], capture_output=True, text=True)
+        assert ended.returncode == 1
+        name = Path(program.__file__).name
+        (line,) = ended.stderr.splitlines()
+        assert line.startswith(f"usage: python examples/{name} ws://HOST:PORT")
+
+
+async def test_a_conversation_marks_what_is_not_verified(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offline = partial(EdgeClient, offline=True, max_offline_tokens=10)
+    monkeypatch.setattr(conversation, "EdgeClient", lambda verifier: offline())
+    (answer,) = await conversation.main("", [SUM])
+    mark = "[written by this device alone, not verified]"
+    assert capsys.readouterr().out.splitlines()[:2] == [SUM, f"  {answer}  {mark}"]
 
 
 async def test_a_schema_holds_with_a_verifier_and_without(address: str) -> None:

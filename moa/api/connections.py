@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -43,6 +44,8 @@ _LINES_PER_SECOND = 0.1
 _BACKLOG = 64
 """Connections that the system holds for us; and that are accepted at once: more would delay all
 others."""
+_ENDING_SECONDS = 2.0
+"""For so long a server that stops waits for answers."""
 _STARTING_SECONDS = 0.005
 """Seconds between two looks at whether the server has started."""
 
@@ -236,7 +239,8 @@ async def serving(
         log_level="error",  # warnings are about what strangers send
         server_header=False,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=2,
+        # Longer than we wait ourselves: what it then cancels it logs with a traceback.
+        timeout_graceful_shutdown=math.ceil(_ENDING_SECONDS) + 8,
         backlog=_BACKLOG,
     )
     server = _Server(config)
@@ -251,4 +255,19 @@ async def serving(
     finally:
         connections.waiting.close()
         server.should_exit = True
-        await asyncio.gather(task, return_exceptions=True)
+        await _end(server, task)
+
+
+async def _end(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
+    """Wait for a server that stops, and for its answers; those that take too long are told so."""
+    await asyncio.wait({task}, timeout=_ENDING_SECONDS)
+    requests = list(server.server_state.tasks)
+    if requests:
+        log.warning(
+            "this server stops: requests that were ended before their answers were complete: %d",
+            len(requests),
+            extra={"event": "ended"},
+        )
+    for request in requests:
+        request.cancel()
+    await asyncio.gather(task, return_exceptions=True)

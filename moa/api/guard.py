@@ -3,6 +3,7 @@ without text."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from moa.api.access import Access
 from moa.api.errors import ApiError, from_error
 from moa.api.fairness import Fairness
-from moa.api.http import Json
+from moa.api.http import DONE, Json, event_frame
 from moa.api.metrics import ApiMetrics
 from moa.errors import MoaError
 from moa.token_bucket import TokenBucket
@@ -80,6 +81,10 @@ class Guard:
         try:
             self._access.check_source(Request(scope).headers)
             await self._app(scope, receive, response.send)
+        except asyncio.CancelledError:
+            # The server stops, and waits no longer for this answer. Whoever asked is told so; and
+            # what is raised from here would be logged as a defect.
+            await self._end(scope, receive, response)
         except Exception as error:
             if response.status:  # too late for an error response: close the connection
                 raise
@@ -94,6 +99,21 @@ class Guard:
             await self._wait_or_abort(scope)
         response = Json(refusal.body(), refusal.status, headers=refusal.headers())
         await self._readable(response)(scope, receive, send)
+
+    async def _end(self, scope: Scope, receive: Receive, response: _Response) -> None:
+        """End a request whose answer is not complete, because the server stops: by an error
+        response; in a stream by an error as its last event. Of another response that has begun the
+        connection is closed."""
+        stopping = ApiError(
+            503, "this server stops: ask again", code="server_stopping", retry_after=5.0
+        )
+        if not response.status:
+            await self._refuse(stopping, scope, receive, response.send)
+        elif response.is_stream:
+            frames = event_frame(stopping.body()) + event_frame(DONE)
+            await response.send({"type": "http.response.body", "body": frames})
+        elif not response.is_complete:
+            _abort(scope)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         """Count and log a request that has had this response; status 0: none."""
@@ -111,11 +131,8 @@ class Guard:
         """Wait before a refusal is sent, the longer the more of them its address has had. Where too
         many of the address wait, the connection is ended, and nothing is sent."""
         address = scope["client"][0] if scope.get("client") else ""
-        if await self.fairness.hold(address):
-            return
-        abort = scope.get("state", {}).get("abort")
-        if abort is not None:  # our server has it; another one closes after the response
-            abort()
+        if not await self.fairness.hold(address):
+            _abort(scope)
 
     def _as_api_error(self, error: Exception, path: str) -> ApiError:
         """Convert any error to an `ApiError` for the client. One that is a defect of ours is logged
@@ -133,20 +150,38 @@ class Guard:
                 return ApiError(500, "an error inside; the server's log says more")
 
 
+def _abort(scope: Scope) -> None:
+    """End the connection of a request at once."""
+    abort = scope.get("state", {}).get("abort")
+    if abort is not None:  # our server has it; another one closes after the response
+        abort()
+
+
 class _Response:
     """The response to one request on its way to the client."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.status = 0
         """0 until the response begins."""
+        self.is_complete = False
+        self._is_events = False
         self._send = send
         self._is_gone = scope.get("state", {}).get("is_gone")  # only our server has it
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is a stream of events that has begun, and has not ended."""
+        return self._is_events and not self.is_complete
 
     async def send(self, message: Message) -> None:
         """Pass a part of the response on, its beginning with our headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            kind = dict(message["headers"]).get(b"content-type", b"")
+            self._is_events = kind.startswith(b"text/event-stream")
             message = {**message, "headers": _with_security(message["headers"])}
+        if message["type"] == "http.response.body":
+            self.is_complete = not message.get("more_body", False)
         # Until the server tells us that a client is gone, each write to it would be work for
         # nobody, and a line of asyncio's.
         if self._is_gone is None or not self._is_gone():

@@ -7,7 +7,7 @@ clients send many.
 from __future__ import annotations
 
 import random
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,8 @@ from moa.grammar.spec import Grammar
 from moa.sampling import MAX_BIASED, MAX_SEED, MIN_TEMPERATURE
 
 Parsed = TypeVar("Parsed", bound=msgspec.Struct)
+_CHOICES: dict[str, tuple[str, ...]] = {"moa.mode": get_args(Mode)}
+"""All values of a field that has only a few."""
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 AnswerTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
@@ -144,7 +146,8 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[Parsed]) -> Parsed:
         # The validator says what is wrong, then where: "... - at `$.messages[0].role`".
         message, _, path = str(error).partition(" - at `")
         param = path.rstrip("`").removeprefix("$").removeprefix(".") or None
-        raise bad(in_our_words(message, param or "the body"), param) from None
+        choices = _CHOICES.get(param or "", ())
+        raise bad(in_our_words(message, param or "the body", choices), param) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad(f"the body is not valid JSON: {error}") from None
 

@@ -4,6 +4,7 @@ words name its types."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _KINDS = {
     "int": "a whole number",
@@ -24,9 +25,10 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.+)`")
 _PATTERN = re.compile(r"Expected `str` matching regex (.+)")
 
 
-def in_our_words(message: str, field: str) -> str:
+def in_our_words(message: str, field: str, choices: Sequence[str] = ()) -> str:
     """Put what the validator of requests says of a field into words that its sender understands. A
-    message that is not known here stays as it is."""
+    message that is not known here stays as it is. `choices` are the only values of the field, where
+    it has no others."""
     if found := _MISSING.fullmatch(message):
         if field == "the body":
             return f"{found[1]} is missing"
@@ -39,7 +41,8 @@ def in_our_words(message: str, field: str) -> str:
         kinds = [_kind(name) for name in found[1].split(" | ") if name != "null"]
         return f"{field} must be {' or '.join(kinds)}, not {_kind(found[2])}"
     if found := _VALUE.fullmatch(message):
-        return f"{field} cannot be {found[1]}"
+        allowed = f": choose {', '.join(choices[:-1])} or {choices[-1]}" if choices else ""
+        return f"{field} cannot be {found[1]}{allowed}"
     if found := _UNKNOWN.fullmatch(message):
         return f"{field} has no field {found[1]}"
     if found := _PATTERN.fullmatch(message):

@@ -542,7 +542,10 @@ async def test_what_apps_send_by_default_is_taken() -> None:
         (chat(temperature="hot"), "temperature must be a number, not a text"),
         (chat(stream=1), "stream must be true or false, not a whole number"),
         (chat(stop=["a"] * 9), "stop must have at most 8 items"),
-        (chat(moa={"mode": "guess"}), "moa.mode cannot be 'guess'"),
+        (
+            chat(moa={"mode": "guess"}),
+            "moa.mode cannot be 'guess': choose hold, provisional or keep",
+        ),
         (chat(moa={"typo": 1}), "moa has no field typo"),
         ([], "the body must be an object, not a list"),
     ],

@@ -17,7 +17,16 @@ from moa.api.answer import AnswerEvent, AnswerRequest
 from moa.api.connections import serving
 from moa.process import half_open, listening
 from moa.process.listening import Port
-from tests.api.scripted import PATIENCE, browser, chat, endpoint, says, served
+from tests.api.scripted import (
+    PATIENCE,
+    browser,
+    chat,
+    endpoint,
+    post_from_a_thread,
+    says,
+    served,
+)
+from tests.api.test_app import CHAT
 from tests.torture.tls import certificate, trusting
 
 HEAD = (
@@ -54,6 +63,33 @@ async def test_a_connection_without_a_whole_request_ends(
             async with asyncio.timeout(PATIENCE):
                 await reader.read()
         writer.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_that_stops_tells_whoever_waits_for_an_answer(
+    stream: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_ENDING_SECONDS", 0.1)
+    caplog.set_level("WARNING")
+    *begun, _ = says("x")
+    never = asyncio.Event()
+    async with served(lambda ask: [*begun, never]) as (answerer, address):
+        asking = asyncio.create_task(post_from_a_thread(address, CHAT, json=chat(stream=stream)))
+        async with asyncio.timeout(PATIENCE):
+            await answerer.waits.wait()
+            await asyncio.sleep(0)  # the first piece of a stream is on its way
+    reply = await asking
+    if stream:
+        *_, error, done = reply.text.split("\n\n")[:-1]
+        assert done == "data: [DONE]"
+        told = msgspec.json.decode(error.removeprefix("data: "))
+    else:
+        assert reply.status_code == 503
+        assert reply.headers["retry-after"]
+        told = reply.json()
+    assert told["error"]["code"] == "server_stopping"
+    (line,) = caplog.messages
+    assert line.endswith("before their answers were complete: 1")
 
 
 async def test_a_client_that_leaves_within_its_body_is_no_defect_of_ours(
