@@ -116,7 +116,8 @@ def test_an_answer_whose_link_is_cut_goes_on_and_is_corrected(
     opened: Open, device: Device, truth: str
 ) -> None:
     page = cut_in_mid_answer(opened, device)
-    assert "not verified yet" in page.text_content(".assistant .note")
+    note = page.text_content(".assistant .note")
+    assert "not verified yet" in note or "by this device alone" in note  # it may have ended by now
     picture(page, "chat-page")
     wrong = not truth.startswith(page.text_content(".assistant .body"))
     device.pause = 0.0
@@ -573,7 +574,8 @@ def test_two_tabs_on_one_conversation_lose_nothing(
     assert all(answers)
     for page in (first, second):
         page.reload()
-        page.wait_for_function("() => document.body.textContent.includes('2/2')")
+        # Which of the two is shown is that of the tab whose question was stored last.
+        page.wait_for_function("() => /[12][/]2/.test(document.body.textContent)")
 
 
 def test_another_tab_shows_an_answer_that_this_one_has_written(opened: Open) -> None:

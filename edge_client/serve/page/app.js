@@ -339,7 +339,7 @@ function answer(conversation, question, how = {}) {
 function request(conversation, node, { again = false, onward = false, expected = "" } = {}) {
   const last = onward && node.text ? node.id : node.parent;
   const messages = messagesOf(conversation, last);
-  const mode = node.earlier ? "provisional" : settings.mode; // what it said before is there anyway
+  const mode = node.earlier ? "provisional" : settings.mode; // its old text is there anyway
   const moa = { mode, resumable: true };
   if (mode === "provisional") moa.patience = 1; // it is checked later in any case
   const body = {
@@ -707,19 +707,19 @@ function tellVerified(check) {
 // What an answer says to the questions behind it.
 const content = ({ text, calls = [] }) => JSON.stringify([text, calls]);
 
-// The text of this answer is another one now. Those behind it were asked with the old one: even what
-// the verifier has said there is not what it would have said.
+// The text of this answer is another one now. Those behind it were asked with the old one, so that
+// even what is verified of them is not what would have been said.
 function withdraw(conversation, node) {
   for (const later of Object.values(conversation.nodes)) {
     const isAnswer = later.role === "assistant" && later !== node && !later.error;
     if (!isAnswer || !path(conversation, later.id).includes(node)) continue;
     const wasStale = later.stale;
     const isWritten = running.has(later.id);
-    if (later.state === "running" && !isWritten) continue; // another tab writes it, and does this
-    later.stale = true; // kept: a reload asks for it again, too
+    if (later.state === "running" && !isWritten) continue; // another tab does this
+    later.stale = true;
     if (isWritten) continue; // until its end
     notVerified(later);
-    if (later.stream && !wasStale) stop(later.stream, settings.key); // nobody waits for its check
+    if (later.stream && !wasStale) stop(later.stream, settings.key); // its check is for nobody
     if (conversation === current) view.draw(later);
   }
 }
@@ -729,11 +729,10 @@ function notVerified(node) {
   delete node.check;
 }
 
-// How often the verifier came back, and at which of these times an answer was asked again in vain.
-let returns = 0;
-const triedAt = new Map(); // node id -> returns
+let returns = 0; // of the verifier
+const triedAt = new Map(); // node id -> the return at which it was asked again in vain
 
-// Whether this answer can be asked for again now: all that is said before it is settled.
+// Whether this answer can be asked for again now: all that is before it is settled.
 function isDue(conversation, node) {
   if (!willBeAskedAgain(node) || triedAt.get(node.id) === returns) return false;
   const isOpen = (one) => one.state === "running" || willBeChecked(one) || willBeAskedAgain(one);
@@ -745,8 +744,7 @@ async function askAgain(conversation, node) {
   const ask = async () => {
     const { text, calls, reason, usage, before } = node;
     node.earlier = { text, calls, reason, usage, before };
-    const anew = { text: "", before: "", settled: 0, stream: "", reason: "", lost: false };
-    Object.assign(node, anew);
+    Object.assign(node, { text: "", before: "", settled: 0, stream: "", reason: "", lost: false });
     for (const name of ["stale", "verified", "calls"]) delete node[name];
     await write(conversation, node, { expected: text });
   };
@@ -762,8 +760,8 @@ async function askAgain(conversation, node) {
   });
 }
 
-// An answer was asked for again. What the verifier has not said to its end is dropped, and the old
-// text stands again, until the verifier is back once more.
+// An answer was asked for again. If it is not verified to its end, the old text stands again, until
+// the verifier is back once more.
 function endAgain(work) {
   const { node, conversation, halted } = work;
   const { earlier } = node;

@@ -104,7 +104,7 @@ function endNote(node) {
 // What of it is not verified, and what becomes of that.
 function checkNote(node) {
   if (node.stale) {
-    return `${CHANGED_BEFORE}: ${willBeAskedAgain(node) ? "waiting to be asked again" : "not asked again"}`;
+    return `${CHANGED_BEFORE}: ${willBeAskedAgain(node) ? "waiting to be" : "not"} asked again`;
   }
   if (node.check) return [checkOf(node.check), node.check.sign].filter(Boolean).join("; ");
   if (node.verified !== false) return "";
@@ -138,8 +138,8 @@ export function willBeChecked(node) {
   return !node.lost && !node.error && !node.left && node.reason !== "stopped";
 }
 
-// Whether this answer is asked for once more, as the text of one before it is another one now. One
-// that the user has ended is not, nor one whose calls may have been made already.
+// Whether this answer is asked again. One that the user has ended is not, nor one whose calls may
+// have been made already.
 export function willBeAskedAgain(node) {
   if (!node.stale || node.error || node.left) return false;
   return node.reason !== "stopped" && !node.calls?.length;
@@ -276,7 +276,10 @@ export class ChatView {
   // The text of an answer, with what is not verified marked and what was withdrawn struck out.
   #answer(body, node, live, withdrawn) {
     const wasOpened = body.querySelector("details")?.open;
-    body.replaceChildren(live ? markdown(live.settled, live.provisional + rest(node, live)) : completeText(node));
+    const text = live
+      ? markdown(live.settled, live.provisional + rest(node, live))
+      : completeText(node);
+    body.replaceChildren(text);
     // Formulas that took too long for this frame come in a later one; a live answer is drawn again
     // in any case.
     if (putOff() && !live) {
@@ -353,7 +356,7 @@ export class ChatView {
       gone.remove();
       if (this.struck.get(body) === gone) this.struck.delete(body);
     };
-    // A reader who wants no motion sees no animation, and a page in the background ends none.
+    // Without motion there is no animation, and a page in the background ends none.
     setTimeout(remove, STILL_SHOWN);
     gone.addEventListener("animationend", remove);
   }
