@@ -27,12 +27,15 @@ class _File(msgspec.Struct):
     added_tokens: list[_Added] = []
 
 
+_file_of = msgspec.json.Decoder(_File)
+
+
 def tokens_of(content: str, *, size: int, eos_ids: Sequence[int]) -> LLTokenizer:
     """Returns the tokens of a `tokenizer.json` with this content, for a model whose logits are over
     `size` tokens. A `ValueError` if llguidance cannot use it."""
     eos = list(eos_ids)
     tokens = LLTokenizer(content, n_vocab=size, eos_token=eos)
-    added = msgspec.json.decode(content, type=_File).added_tokens
+    added = _file_of.decode(content).added_tokens
     text = {
         one.id: one.content
         for one in added
