@@ -299,10 +299,7 @@ async function proceed(node) {
   const writing = write(conversation, node, { onward: true, expected: rest });
   view.draw(node, running.get(node.id).answer, rest);
   await writing;
-  if (!node.text.startsWith(begun + rest) && !node.error) {
-    withdraw(conversation, node);
-    keep(conversation);
-  }
+  if (!node.text.startsWith(whole) && !node.error) withdraw(conversation, node);
   if (!node.error || node.text !== begun) return;
   // Nothing came: what was there is not lost.
   Object.assign(node, { text: whole, verified: begun === whole && !stale });
@@ -710,6 +707,7 @@ const content = ({ text, calls = [] }) => JSON.stringify([text, calls]);
 // The text of this answer is another one now. Those behind it were asked with the old one, so that
 // even what is verified of them is not what would have been said.
 function withdraw(conversation, node) {
+  const streams = [];
   for (const later of Object.values(conversation.nodes)) {
     const isAnswer = later.role === "assistant" && later !== node && !later.error;
     if (!isAnswer || !path(conversation, later.id).includes(node)) continue;
@@ -719,9 +717,16 @@ function withdraw(conversation, node) {
     later.stale = true;
     if (isWritten) continue; // until its end
     notVerified(later);
-    if (later.stream && !wasStale) stop(later.stream, settings.key); // its check is for nobody
+    if (!wasStale) streams.push(later.stream);
     if (conversation === current) view.draw(later);
   }
+  drop(conversation, streams);
+}
+
+// Stops streams once it is kept that nobody waits for them: a reload would seek them.
+async function drop(conversation, streams) {
+  await keep(conversation);
+  for (const stream of streams.filter(Boolean)) stop(stream, settings.key);
 }
 
 function notVerified(node) {
@@ -771,11 +776,12 @@ function endAgain(work) {
     if (content(node) !== content(earlier)) withdraw(conversation, node);
     return;
   }
-  if (node.stream) stop(node.stream, settings.key);
+  const { stream } = node;
   delete node.error;
   Object.assign(node, earlier, { stream: "", lost: false, stale: true });
   if (halted) node.reason = "stopped";
   triedAt.set(node.id, returns);
+  drop(conversation, [stream]);
 }
 
 // The user does not wait for the check of an answer, nor the verifier for its end.
