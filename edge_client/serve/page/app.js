@@ -699,13 +699,13 @@ function tellVerified(check) {
   else notice("An answer that was written offline is verified");
 }
 
-// ---- answers that were asked with a text that another one has replaced
+// ---- answers behind one that was corrected
 
 // What an answer says to the questions behind it.
 const content = ({ text, calls = [] }) => JSON.stringify([text, calls]);
 
-// The text of this answer is another one now. Those behind it were asked with the old one, so that
-// even what is verified of them is not what would have been said.
+// This answer says something else now. Those behind it were asked with the old text, so that even
+// what is verified of them would not have been said.
 function withdraw(conversation, node) {
   const streams = [];
   for (const later of Object.values(conversation.nodes)) {
@@ -744,7 +744,7 @@ function isDue(conversation, node) {
   return node.state !== "running" && !path(conversation, node.parent).some(isOpen);
 }
 
-// Asks for an answer once more, in one tab; its old text is what it probably says.
+// Asks for an answer once more, in one tab.
 async function askAgain(conversation, node) {
   const ask = async () => {
     const { text, calls, reason, usage, before } = node;
@@ -765,8 +765,7 @@ async function askAgain(conversation, node) {
   });
 }
 
-// An answer was asked for again. If it is not verified to its end, the old text stands again, until
-// the verifier is back once more.
+// An answer was asked again. Unless it is verified to its end, the old text stands again.
 function endAgain(work) {
   const { node, conversation, halted } = work;
   const { earlier } = node;
