@@ -200,7 +200,10 @@ def test_tokens_that_others_can_read_are_warned_of(
 
 @pytest.mark.parametrize("flag", ["--port", "--openai"])
 def test_that_a_port_is_taken_is_said_before_anything_is_loaded(
-    flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    flag: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setitem(
         sys.modules, "cloud_verifier.model", None
@@ -208,7 +211,7 @@ def test_that_a_port_is_taken_is_said_before_anything_is_loaded(
     with Port("127.0.0.1", 0) as theirs:
         theirs.listen(1)
         with pytest.raises(SystemExit) as caught:
-            main(["serve", "--port", "0", flag, str(theirs.number), "--target", "no/such/folder"])
+            main(["serve", "--port", "0", flag, str(theirs.number), "--target", str(tmp_path)])
     assert caught.value.code == 2
     line = f"cannot listen on 127.0.0.1:{theirs.number}: Address already in use ({flag} N takes another, {flag} 0 any "
     assert line in capsys.readouterr().err
