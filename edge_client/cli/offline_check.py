@@ -77,6 +77,8 @@ class OfflineCheck:
         self._clock = clock
         self._earlier = list(earlier)
         self._grammar = grammar
+        self._is_verified = False
+        """Whether a check has verified all of it."""
         self._is_latest_turn = True
         """Whether the conversation's latest turn is this answer's."""
         self.is_wanted = True
@@ -119,7 +121,7 @@ class OfflineCheck:
     @property
     def unverified(self) -> int:
         """Tokens of the answer that are not verified."""
-        return len(self._told.ids) - self._told.final
+        return 0 if self._is_verified else len(self._told.ids) - self._told.final
 
     @property
     def not_ended(self) -> list[OfflineCheck]:
@@ -245,6 +247,7 @@ class OfflineCheck:
         counts as verified at first, for what is before them may have changed."""
         told = self._told
         written = list(told.ids)
+        self._is_verified = False
         told.final = 0
         told.statuses = ["provisional"] * len(written)
         known = len(written)
@@ -302,6 +305,7 @@ class OfflineCheck:
         if done is None:
             return False
         if done.verified:
+            self._is_verified = True
             self._over(done)
             return True
         link = self._client.link
