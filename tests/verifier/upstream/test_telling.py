@@ -84,6 +84,19 @@ async def served(device: EdgeClient) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
+@contextlib.asynccontextmanager
+async def online(answer: Answer) -> AsyncIterator[tuple[Upstream, EdgeClient, httpx.AsyncClient]]:
+    """An upstream, a device that has reached it through a verifier, and the device's endpoint."""
+    async with (
+        running(answer) as upstream,
+        behind(upstream) as verifier,
+        EdgeClient(verifier=verifier.transport.url) as device,
+        served(device) as http,
+    ):
+        await device.wait_online(60)
+        yield upstream, device, http
+
+
 def page_of(verifier: UpstreamVerifier) -> str:
     """Its metrics."""
     return verifier.metrics.page().decode()
@@ -450,13 +463,7 @@ async def test_a_device_in_front_of_an_upstream_shows_its_model_and_its_metrics(
 @pytest.mark.parametrize("streams", [False, True])
 async def test_usage_is_what_the_upstream_has_counted(streams: bool) -> None:
     more = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
-    async with (
-        running(TELLS) as upstream,
-        behind(upstream) as verifier,
-        EdgeClient(verifier=verifier.transport.url) as device,
-        served(device) as http,
-    ):
-        await device.wait_online(60)
+    async with online(TELLS) as (upstream, _, http):
         answer = await http.post("/v1/chat/completions", json=QUESTION | more)
     assert upstream.asked[0].body["stream_options"] == {"include_usage": True}
     assert '"prompt_tokens":333,"completion_tokens":44,"total_tokens":377' in answer.text
@@ -477,13 +484,7 @@ async def test_usage_of_an_answer_that_was_cut_is_counted_by_the_device() -> Non
         )
         await (cut if begins else rest)(request, writer)
 
-    async with (
-        running(answer) as upstream,
-        behind(upstream) as verifier,
-        EdgeClient(verifier=verifier.transport.url) as device,
-        served(device) as http,
-    ):
-        await device.wait_online(60)
+    async with online(answer) as (upstream, device, http):
         answered = await http.post(
             "/v1/chat/completions", json=QUESTION | {"moa": {"patience": 60.0}}
         )
@@ -503,12 +504,6 @@ async def test_an_answer_of_the_longest_length_has_the_upstreams_count() -> None
         {"choices": [], "usage": USAGE},
         "data: [DONE]\n\n",
     )
-    async with (
-        running(long) as upstream,
-        behind(upstream) as verifier,
-        EdgeClient(verifier=verifier.transport.url) as device,
-        served(device) as http,
-    ):
-        await device.wait_online(60)
+    async with online(long) as (_, _, http):
         answer = await http.post("/v1/chat/completions", json=QUESTION | {"max_tokens": 8})
     assert answer.json()["usage"]["completion_tokens"] == 44
