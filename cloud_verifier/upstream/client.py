@@ -246,8 +246,9 @@ class Upstreams:
         """Ask every upstream for its list of models, to know whether it answers."""
         await asyncio.gather(*map(self._look_at, self._all))
 
-    async def _look_at(self, upstream: Upstream) -> None:
-        """Ask one upstream for its list of models, and note whether it answers."""
+    async def _look_at(self, upstream: Upstream) -> bool:
+        """Ask one upstream for its list of models, and note whether it answers. Returns whether it
+        lives: it has told its models, or answered a request meanwhile."""
         began = self._clock()
         trouble = ""
         try:
@@ -261,13 +262,16 @@ class Upstreams:
         except UpstreamError as error:
             trouble = error.line()
         if trouble:
-            if upstream.heard_at < began:  # no request was answered meanwhile
-                upstream.away = trouble
-                self._note(upstream)
-        elif self._clock() >= upstream.doubted_until:
+            if upstream.heard_at >= began:  # a request was answered meanwhile
+                return True
+            upstream.away = trouble
+            self._note(upstream)
+            return False
+        if self._clock() >= upstream.doubted_until:
             upstream.heard_at = self._clock()
             upstream.away = ""
             self._note(upstream)
+        return True
 
     def _worked(self, upstream: Upstream) -> None:
         """Note that an upstream has answered."""
@@ -356,14 +360,12 @@ class Upstreams:
         coming = asyncio.ensure_future(anext(pieces, None))
         try:
             while not (await asyncio.wait({coming}, timeout=_SILENT_SECONDS))[0]:
-                await self._look_at(upstream)
-                if upstream.away:
+                if not await self._look_at(upstream) and not coming.done():
                     raise _silent()
             return coming.result()
         finally:
-            if not coming.done():
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
 
     def _wait(self) -> float:
         """Seconds until the first of the upstreams may be asked again."""

@@ -252,6 +252,45 @@ async def test_a_prompt_that_takes_minutes_to_read_is_read_once(
     assert len(upstream.asked) == 1
 
 
+async def test_an_engine_that_refuses_another_request_is_left_to_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It tells its models. After a refusal that is no sign that it answers, but that it lives."""
+    monkeypatch.setattr(client, "_SILENT_SECONDS", 0.02)
+    looks = 0
+    begun = asyncio.Event()
+    read = asyncio.Event()
+
+    async def models(request: Request, writer: asyncio.StreamWriter) -> None:
+        nonlocal looks
+        looks += bool(upstreams.away)
+        if looks == 3:
+            read.set()
+        await whole(MODELS)(request, writer)
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        if begun.is_set():
+            await BUSY(request, writer)
+            return
+        begun.set()
+        await read.wait()
+        await TELLS(request, writer)
+
+    async def text_of() -> str:
+        return "".join([piece.text async for piece in upstreams.go_on(ASKED)])
+
+    async with running(answer, models) as upstream:
+        upstreams = Upstreams([upstream.url], interface="completions")
+        await upstreams.probe()
+        reading = asyncio.create_task(text_of())
+        await begun.wait()
+        with pytest.raises(UpstreamError, match="overloaded"):
+            await text_of()
+        async with asyncio.timeout(60):
+            assert await reading == TEXT
+        await upstreams.close()
+
+
 @pytest.mark.parametrize("begins", [True, False])
 async def test_an_engine_that_falls_silent_is_given_up(
     begins: bool, monkeypatch: pytest.MonkeyPatch
