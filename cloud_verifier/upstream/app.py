@@ -208,9 +208,9 @@ class UpstreamVerifier(Server):
         return self._watch.is_alive
 
     def works_on(self, job: Job) -> bool:
-        """Whether the upstream may be reading this job's prompt: it has not begun to answer. One
-        that falls silent in mid-answer is not at work for all that is known."""
-        return self.engine.awaits(job)
+        """Whether the upstream may be reading this job's prompt. One that is silent for longer, or
+        in mid-answer, is not at work for all that is known."""
+        return self.engine.may_be_reading(job)
 
     async def start_engine(self) -> None:
         """Ask what answers there. Nobody waits for it: without a network a device is served, too."""

@@ -58,6 +58,9 @@ _LONG_PROMPT = 500
 """Tokens of a prompt from which on its first text tells how fast prompts are read."""
 _NEWEST = 0.2
 """How much the latest token counts in the usual time of a token."""
+_SLOW_READING = 0.05
+"""Seconds that a slow engine, on a few cores, reads a token of a prompt for. One that was measured to
+be slower is waited for by that (`Pace`)."""
 _WORTH_A_REQUEST = 4
 """Tokens of known text for which an engine that writes is broken off, and asked about them."""
 
@@ -91,6 +94,14 @@ class Written(NamedTuple):
 
     ids: list[int]
     candidates: Sequence[Candidates]
+
+
+class _Awaited(NamedTuple):
+    """A request without an answer."""
+
+    since: float
+    tokens: int
+    """What the upstream is to read."""
 
 
 @dataclass
@@ -152,8 +163,8 @@ class UpstreamEngine:
         self._clock = clock
         self._tasks: dict[Job, asyncio.Task[None]] = {}
         self._pace = Pace()
-        self._awaited: dict[Job, float] = {}
-        """Jobs whose requests have no answer yet, and since when."""
+        self._awaited: dict[Job, _Awaited] = {}
+        """Requests that have no answer yet."""
 
     # ---- what sessions ask for
 
@@ -162,13 +173,17 @@ class UpstreamEngine:
         """Jobs whose upstream has not answered yet."""
         return len(self._awaited)
 
-    def awaits(self, job: Job) -> bool:
-        """Whether the upstream has not begun to answer this job's request."""
-        return job in self._awaited
+    def may_be_reading(self, job: Job) -> bool:
+        """Whether the upstream may be reading this job's request: it has not begun to answer, and a
+        slow one takes so long for so many tokens."""
+        request = self._awaited.get(job)
+        if request is None:
+            return False
+        return self._clock() - request.since < _SLOW_READING * request.tokens
 
     def awaited_for(self, now: float) -> float:
         """For how long the oldest request without an answer has been waiting; 0 without one."""
-        return now - min(self._awaited.values(), default=now)
+        return now - min((request.since for request in self._awaited.values()), default=now)
 
     @property
     def running(self) -> int:
@@ -488,11 +503,12 @@ class UpstreamEngine:
         """Yield what the upstream answers, until it ends, is broken off, or has cost as much as it
         may."""
         self._spending.check()
-        cost = self._spending.request(len(asked.ids) + len(asked.draft))
+        tokens = len(asked.ids) + len(asked.draft)
+        cost = self._spending.request(tokens)
         pieces = self._upstreams.go_on(asked)
         coming: asyncio.Future[Any] | None = None
         usage: Usage | None = None
-        self._awaited[turn.job] = self._clock()
+        self._awaited[turn.job] = _Awaited(self._clock(), tokens)
         turn.unheard = True
         try:
             while True:

@@ -170,6 +170,8 @@ class World:
     """Seconds of a forward, and of the server's draft for it."""
     tells: bool = False
     """Whether the verifier says twice a second that it works on a round."""
+    tells_for: float = math.inf
+    """For how many seconds it says so at most."""
     reads: float = 0.0
     """Seconds that it reads the prompt for before the first forward of a turn."""
 
@@ -373,7 +375,7 @@ class World:
         """While a round is not answered, how far the verifier is."""
         if connection != self.connection or not self.machine.session.waits_for(round):
             return
-        if session != self.machine.session.id:
+        if session != self.machine.session.id or self.now - began > self.tells_for:
             return
         done = min(100, int(100 * (self.now - began) / self.reads)) if self.reads else 100
         self.at(

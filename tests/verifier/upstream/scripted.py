@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
+from cloud_verifier.upstream.engine import UpstreamEngine
 from edge_client import Done, EdgeClient, Link, Notice
 
 MODELS = {"data": [{"id": "big", "owned_by": "somebody"}]}
@@ -51,6 +54,34 @@ class Upstream:
             pass
         finally:
             await closed(writer)
+
+
+class Job:
+    """A job as far as it is looked at."""
+
+    cancelled = False
+
+
+def engine_and_turn(
+    upstreams: Any, job: Job, clock: Callable[[], float] = time.monotonic
+) -> tuple[UpstreamEngine, Any]:
+    """An engine in front of these, and a turn of it, of which only the job is real: to ask them
+    without a session."""
+    nothing: Any = None
+    spending: Any = SimpleNamespace(check=lambda: None, request=lambda tokens: None)
+    engine = UpstreamEngine(
+        upstreams,
+        encode=nothing,
+        decode=nothing,
+        prompt=nothing,
+        eos_ids=(),
+        post=nothing,
+        most_running=1,
+        most_guesses=1,
+        spending=spending,
+        clock=clock,
+    )
+    return engine, SimpleNamespace(job=job, by_rule=False, usages=[])
 
 
 async def end_of(device: EdgeClient) -> tuple[Done, str]:

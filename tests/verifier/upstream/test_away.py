@@ -15,14 +15,22 @@ from rich.console import Console
 from cloud_verifier.settings import Settings
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from cloud_verifier.upstream.contract import Continuation, Piece, UpstreamError
-from cloud_verifier.upstream.engine import UpstreamEngine
 from edge_client.cli.chat import ChatLoop
 from edge_client.cli.dialogue import Dialogue
 from edge_client.client import EdgeClient
 from edge_client.settings import ClientSettings
 from moa.sampling import SamplingSettings
 from tests.edge.test_offline_check import Waits, sees
-from tests.verifier.upstream.scripted import Request, Upstream, chunk, running, stream, whole
+from tests.verifier.upstream.scripted import (
+    Job,
+    Request,
+    Upstream,
+    chunk,
+    engine_and_turn,
+    running,
+    stream,
+    whole,
+)
 
 SAID = " The upstream says this about a dog and its garden."
 QUESTION = "Tell me a story about a dog and a garden."
@@ -96,34 +104,15 @@ async def test_an_upstream_that_fails_while_its_answer_is_broken_off_leaves_noth
     None
 ):
     """Else asyncio logs a traceback of an exception that was never retrieved."""
-
-    class Cancelled:
-        """A job as far as it is looked at."""
-
-        cancelled = False
-
-    job = Cancelled()
+    job = Job()
 
     async def go_on(asked: Continuation) -> AsyncGenerator[Piece, None]:
         job.cancelled = True
         raise UpstreamError("no upstream may be asked yet")
         yield Piece()
 
-    upstreams: Any = SimpleNamespace(go_on=go_on)
-    spending: Any = SimpleNamespace(check=lambda: None, request=lambda tokens: None)
-    nothing: Any = None
-    engine = UpstreamEngine(
-        upstreams,
-        encode=nothing,
-        decode=nothing,
-        prompt=nothing,
-        eos_ids=(),
-        post=nothing,
-        most_running=1,
-        most_guesses=1,
-        spending=spending,
-    )
-    turn: Any = SimpleNamespace(job=job, by_rule=False, usages=[])
+    upstreams = SimpleNamespace(go_on=go_on)
+    engine, turn = engine_and_turn(upstreams, job)
     asked = Continuation(ids=[1], text="", sampling=SamplingSettings(), most=1)
     complaints: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
