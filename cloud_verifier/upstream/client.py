@@ -65,8 +65,8 @@ _LONGEST_PAUSE = 10.0
 _LONGEST_ASKED_PAUSE = 300.0
 """Seconds of a `retry-after` that are believed."""
 _DOUBTED_SECONDS = 10.0
-"""For so long after a request was answered with an error the list of models proves nothing: many
-services have it while they answer nothing else."""
+"""For so long at least after a request was answered with an error the list of models proves nothing:
+many services have it while they answer nothing else."""
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Upstream:
         self.pause = min(max(2 * self.pause, _FIRST_PAUSE), _LONGEST_PAUSE)
         self.not_before = now + max(self.pause, min(error.retry_after, _LONGEST_ASKED_PAUSE))
         if error.reached:
-            self.doubted_until = now + _DOUBTED_SECONDS
+            self.doubted_until = max(now + _DOUBTED_SECONDS, self.not_before)
         self.away = error.line()
 
     def worked(self, now: float) -> None:

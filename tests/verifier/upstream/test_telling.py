@@ -225,6 +225,22 @@ async def test_a_list_of_models_proves_that_an_engine_is_back_but_not_that_it_an
         await upstreams.close()
 
 
+async def test_a_service_that_asks_to_wait_does_not_count_as_back_before() -> None:
+    """It has its list of models all the time, and devices would be told that it answers."""
+    clock = Clock()
+    asks_to_wait = whole(ERROR, "429 Too Many", "application/json", "retry-after: 60")
+    async with running(asks_to_wait) as upstream:
+        upstreams = Upstreams([upstream.url], interface="completions", clock=clock)
+        with pytest.raises(UpstreamError):
+            async for _ in upstreams.go_on(ASKED):
+                pass
+        for seconds, is_back in ((20, False), (39, False), (1, True)):
+            clock.now += seconds
+            await upstreams.look()
+            assert (upstreams.away == "") == is_back
+        await upstreams.close()
+
+
 async def test_a_prompt_that_takes_minutes_to_read_is_read_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
