@@ -83,7 +83,12 @@ class Dialling:
         begin: after a pause that grows with each failure in a row, or as long as the verifier has
         asked for."""
         if self._up_since is not None:
-            self._went_down(self._up_since, now)
+            self.down_since = now
+            has_settled = now - self._up_since >= _SETTLED_SECONDS
+            if self._won or has_settled:  # failures before it count no more
+                self.retry.progressed()
+        self._won = False
+        self._up_since = None
         self.last_error = error
         self._ended_at = now
         self.failures += 1
@@ -92,16 +97,6 @@ class Dialling:
         retry_after = getattr(error, "retry_after", None) or 0.0
         self.retry.failed(now, asked_wait=max(self.asked_wait, retry_after))
         self.asked_wait = 0.0
-
-    def _went_down(self, up_since: float, now: float) -> None:
-        """Note that a connection ended that was up since then. If it had worked, failures before it
-        count no more."""
-        self.down_since = now
-        has_settled = now - up_since >= _SETTLED_SECONDS
-        if self._won or has_settled:
-            self.retry.progressed()
-        self._won = False
-        self._up_since = None
 
     def new_turn(self) -> None:
         """Let the next attempt begin soon, even after a refusal: with a new turn, or where a user asks

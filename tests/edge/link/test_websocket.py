@@ -350,6 +350,16 @@ def test_a_connection_that_brings_tokens_is_followed_by_another_at_once(
     assert dialling.retry.not_before == now + longest
 
 
+def test_tokens_before_a_welcome_say_nothing_of_the_next_connection() -> None:
+    """An attempt that fails later is not forgotten for them."""
+    dialling = Dialling(Retry(1.0, 64.0, jitter=lambda: 1.0))
+    dialling.won()
+    dialling.ended(LinkError("no welcome"), 0)
+    dialling.welcomed(100)
+    dialling.ended(LinkError("cut"), 100)
+    assert dialling.retry.not_before == 100 + 2.0
+
+
 async def test_a_pause_ends_when_the_user_asks_for_a_connection() -> None:
     """But not more than one attempt a second is made for it."""
     link = VerifierLink(
