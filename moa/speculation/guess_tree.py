@@ -228,9 +228,9 @@ class GuessTree:
         children = self._nodes[parent].children
         if token in children:
             return children[token]
-        if len(self) >= self._most:
-            return None
         child = len(self._nodes)
+        if child > self._most:  # node 0 is no guess
+            return None
         children[token] = child
         self._nodes.append(_Node(token, parent, neg_log_prob))
         return child

@@ -392,9 +392,11 @@ class Policy:
         longest = 0.0
         read_seconds = 0.0
         for count, text in enumerate(order, 1):
+            levels = text.drafted[level]
             tokens += text.accepted[level]
-            all_levels += text.drafted[level]
-            longest = max(longest, text.drafted[level])
+            all_levels += levels
+            if levels > longest:
+                longest = levels
             read_seconds += text.reading
             is_power_of_two = count & (count - 1) == 0
             if not is_power_of_two and count < len(order):
