@@ -169,9 +169,7 @@ def config_of(model: GgufModel) -> dict[str, Any]:
         "model_type": family,
         "architectures": [_ARCHITECTURES[family]],
         "vocab_size": len(head.array("tokenizer.ggml.tokens", str)),
-    }
-    config |= sizes
-    config |= {
+        **sizes,
         "rms_norm_eps": head.real("{arch}.attention.layer_norm_rms_epsilon"),
         "rope_theta": head.real("{arch}.rope.freq_base", 10000.0),
         # Without an LM head of its own a model's head is its embedding.

@@ -411,9 +411,9 @@ def _joined(past: Rows, new: Rows) -> Rows:
     """Keys and values of earlier tokens with new ones behind them, in the precision of these."""
     past_keys, past_values = past
     keys, values = new
-    return torch.cat([past_keys.to(keys), keys], -2), torch.cat(
-        [past_values.to(values), values], -2
-    )
+    all_keys = torch.cat([past_keys.to(keys), keys], -2)
+    all_values = torch.cat([past_values.to(values), values], -2)
+    return all_keys, all_values
 
 
 def _block(config: AttentionConfig, part: str, width: int | None = None) -> Block:

@@ -123,8 +123,8 @@ class Distillation(TeacherObjective):
         if drafter.config.tli:
             past += self._borrowed_past(known)
             mask_of_borrowed = additive(borrowed_mask(batch, visible_records)).unsqueeze(1)
-        shows_all = not self._hides_tokens(step, progress)
-        visible_tokens = token_mask(batch, None if shows_all else latest, device=device)
+        hidden_up_to = latest if self._hides_tokens(step, progress) else None
+        visible_tokens = token_mask(batch, hidden_up_to, device=device)
         mask = additive(visible_tokens).unsqueeze(1)
         inputs: tuple[Any, ...] = (ids, positions, mask, past, *records)
         if self.gradient_checkpointing:

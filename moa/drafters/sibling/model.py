@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,52 +25,6 @@ from moa.tree import MASKED
 
 if TYPE_CHECKING:
     from moa.target.cuda.graphs import Graphs
-
-
-@dataclass
-class _LayersRun:
-    """One run of the layers over some tokens: what goes from layer to layer, and what each
-    keeps."""
-
-    body: Sibling
-    x: Tensor
-    """The states after the latest layer, `[B, T, hidden]`."""
-    positions: Tensor
-    masks: dict[int, Tensor]
-    """By the size of a layer's sliding window; 0: a layer that sees all of the text."""
-    beside: BesideStates
-    past: Iterator[Rows]
-    """Keys and values of earlier tokens, of each layer that keeps them."""
-    running: Iterator[Tensor]
-    """The states before these tokens, of each layer that keeps some."""
-    new_rows: list[Rows] = field(default_factory=list)
-    """The keys and values of these tokens."""
-    new_running: list[Tensor] = field(default_factory=list)
-    """The states after these tokens."""
-
-    def select(self, queries: Tensor) -> None:
-        """Go on with the tokens of these indices alone."""
-        self.x = self.x.index_select(1, queries)
-        self.positions = self.positions.index_select(1, queries)
-        self.masks = {window: mask.index_select(2, queries) for window, mask in self.masks.items()}
-        self.beside.select(queries)
-
-    def run(self, index: int) -> None:
-        """Run the layer of this number; one that keeps nothing reads what an earlier one keeps."""
-        decoder = self.body.decoder
-        memory = self.body.memory
-        mask = self.masks[self.body.windows.get(index, 0)]
-        if index in memory.cached:
-            self.x, rows = decoder.layer(
-                index, self.x, self.positions, mask, next(self.past), self.beside
-            )
-            self.new_rows.append(rows)
-        elif index in memory.running:
-            before = tuple(next(self.running) for _ in memory.running[index])
-            self.x, after = decoder.running_layer(index, self.x, self.positions, before)
-            self.new_running += after
-        else:
-            self.x = decoder.reading_layer(index, self.x, self.positions, mask, self.beside)
 
 
 class SiblingDrafter(BodyModel):
@@ -150,18 +103,34 @@ class SiblingDrafter(BodyModel):
         if self.body.per_layer is not None:
             assert per_layer is not None
             beside.per_layer = self.body.per_layer(x, per_layer)
+        new_rows: list[Rows] = []
+        new_running: list[Tensor] = []
+        next_past = iter(past)
+        next_running = iter(running)
+        decoder = self.body.decoder
+        memory = self.body.memory
         masks = self._window_masks(mask, positions)
-        layers = _LayersRun(self.body, x, positions, masks, beside, iter(past), iter(running))
         for index in range(self.config.layers):
             if queries is not None and index == self.config.first_reader:
                 # From here on no layer keeps anything: only the states that were asked for matter.
-                layers.select(queries)
+                x = x.index_select(1, queries)
+                positions = positions.index_select(1, queries)
+                masks = {window: seen.index_select(2, queries) for window, seen in masks.items()}
+                beside.select(queries)
                 queries = None
-            layers.run(index)
-        states = layers.x
+            mask = masks[self.body.windows.get(index, 0)]  # 0: a layer that sees all of the text
+            if index in memory.cached:
+                x, rows = decoder.layer(index, x, positions, mask, next(next_past), beside)
+                new_rows.append(rows)
+            elif index in memory.running:
+                before = tuple(next(next_running) for _ in memory.running[index])
+                x, after = decoder.running_layer(index, x, positions, before)
+                new_running += after
+            else:  # it reads what an earlier layer keeps
+                x = decoder.reading_layer(index, x, positions, mask, beside)
         if queries is not None:
-            states = states.index_select(1, queries)
-        return self.body.decoder.norm(states), layers.new_rows, layers.new_running
+            x = x.index_select(1, queries)
+        return decoder.norm(x), new_rows, new_running
 
     def _window_masks(self, mask: Tensor, positions: Tensor) -> dict[int, Tensor]:
         """The additive attention masks of layers by the size of their sliding window: at 0 the
