@@ -3,13 +3,17 @@ files: it is known before anything is loaded."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
+
+import torch
 
 from moa.bundle import Bundle
 from moa.gguf.reader import read_head
 from moa.llama.memory_plan import KV_TYPE, kv_bytes_per_token
 from moa.manifest import KVHeads, Manifest
+from moa.target.identity import stored_in, text_names
 from moa.target.memory_plan import DrafterMemory
 
 _FLOAT32_BYTES = 4
@@ -18,12 +22,16 @@ _GROWN = 2
 
 
 def drafter_memory(
-    *, file: str = "", bundle: str = "", folders: Iterable[Path] = ()
+    *,
+    file: str = "",
+    bundle: str = "",
+    folders: Iterable[Path] = (),
+    dtype: torch.dtype = torch.float32,
 ) -> DrafterMemory:
     """Return what drafters take together: a GGUF `file`, a `bundle` whose graph drafts, and those
-    whose `folders` torch reads, for activation records or for drafts. A session that is shorter
-    than the file's or the bundle's own limit takes less."""
-    at_start = sum(map(_weights_bytes, set(folders)))
+    whose `folders` torch reads into `dtype`, for activation records or for drafts. A session that
+    is shorter than the file's or the bundle's own limit takes less."""
+    at_start = sum(_weights_bytes(folder, dtype) for folder in set(folders))
     per_token = 0
     if file:
         head = read_head(Path(file).expanduser())
@@ -45,7 +53,16 @@ def _graph_bytes_per_token(manifest: Manifest) -> int:
     return numbers * _FLOAT32_BYTES * _GROWN
 
 
-def _weights_bytes(drafter: Path) -> int:
-    """Bytes of a drafter's weights: a folder's, or one file's."""
-    files = [drafter] if drafter.is_file() else drafter.glob("*.safetensors")
-    return sum(file.stat().st_size for file in files)
+def _weights_bytes(drafter: Path, dtype: torch.dtype) -> int:
+    """Bytes of a drafter's weights, a folder's or a GGUF file's, as torch converts them: a drafter
+    has its target's precision, whatever its own files have."""
+    if drafter.is_file():
+        shapes = {tensor.name: tensor.shape for tensor in read_head(drafter).tensors}
+    else:
+        shapes = {
+            name: tensor.shape
+            for path in drafter.glob("*.safetensors")
+            for name, tensor in stored_in(path).items()
+        }
+    numbers = sum(math.prod(shapes[name]) for name in text_names(shapes).values())
+    return numbers * dtype.itemsize

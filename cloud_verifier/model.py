@@ -32,7 +32,7 @@ from moa.target.contract import ExpectedLoad, LoadOptions, Target
 from moa.target.loading import read_facts, tokenizer_hash_of
 from moa.target.memory_plan import DrafterMemory, plan_memory
 from moa.target.registry import open_target, source_of
-from moa.target.torch_target import with_states
+from moa.target.torch_target import pick_dtype, with_states
 from moa.wire.finish import Decode
 from moa.wire.messages import RecordContract
 
@@ -311,6 +311,7 @@ def _memory_of_drafters(settings: Settings, *stored: StoredDrafter | None) -> Dr
         file=settings.server_drafter if is_gguf(settings.server_drafter) else "",
         bundle=_bundle_folder(settings),
         folders=[one.folder for one in stored if one is not None],
+        dtype=pick_dtype(settings.dtype, "cpu"),  # of another device's memory there is no plan
     )
 
 

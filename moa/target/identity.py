@@ -212,7 +212,7 @@ class WeightsHash:
     def __init__(self, folder: Path) -> None:
         """Read the headers of the folder's weight files, which finds missing or damaged ones, and
         begin to hash the tensors in a thread."""
-        self._files = {path: _stored_in(path) for path in _weight_files(folder)}
+        self._files = {path: stored_in(path) for path in _weight_files(folder)}
         self._cancelled = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="identity")
         self._source_id = _source_id(folder)
@@ -398,7 +398,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     it."""
     tensors: dict[str, StoredTensor] = {}
     for path in _weight_files(folder):
-        tensors |= _stored_in(path)
+        tensors |= stored_in(path)
     return tensors
 
 
@@ -473,7 +473,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return paths
 
 
-def _stored_in(path: Path) -> dict[str, StoredTensor]:
+def stored_in(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file by name, from its header; a `UsageError` if it is damaged.
 
     The file is the header's length in 8 bytes, the header (JSON), and the tensors' bytes.
