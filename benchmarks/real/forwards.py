@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from benchmarks.kit.figures import listing, titled
 from benchmarks.kit.progress import say
 from benchmarks.real.lines import Lines
+from benchmarks.real.timing import Work, milliseconds_in_turn
 from moa.llama.library import find, load
 from moa.llama.runtime import Run, Runtime, Shape
 from moa.llama.target import LlamaTarget
@@ -103,13 +103,12 @@ class _Pair:
 
     def _begin(self, sessions: int) -> None:
         """Have so many sessions, each with a text before the forward."""
-        past = self._text[:_PAST]
         for session in range(len(self._slots), sessions):
             slot = self._ours.cache.acquire()
             self._slots.append(slot)
-            step = self._ours.forward([Row.chain(slot, past, "none")])
+            step = self._ours.forward([Row.chain(slot, self._text, "none")])
             self._ours.commit(step, 0, range(_PAST))
-            self._theirs.run([Run(session, 0, past, [])])
+            self._theirs.run([Run(session, 0, self._text, [])])
 
     def forward(self, out: Lines, sessions: int, tokens: int) -> None:
         """Every token's logits, of a row in each session."""
@@ -127,35 +126,10 @@ class _Pair:
             for session in range(sessions):
                 self._theirs.cut(session, _PAST)
 
-        found = _in_turn({"ours": (ours, None), "llama.cpp": (self._call(runs), back)})
+        works: dict[str, Work] = {"ours": ours, "llama.cpp": partial(self._theirs.run, runs)}
+        found = milliseconds_in_turn(works, _TIMES, undo={"llama.cpp": back})
         out.add(_key(sessions, tokens), sessions=sessions, tokens=tokens, **found)
         say(f"forward of {sessions} x {tokens}: {found}")
-
-    def _call(self, runs: Sequence[Run]) -> Callable[[], None]:
-        def call() -> None:
-            self._theirs.run(runs)
-
-        return call
-
-
-_Work = tuple[Callable[[], None], Callable[[], None] | None]
-"""What is timed, and what undoes it."""
-
-
-def _in_turn(works: Mapping[str, _Work], times: int = _TIMES) -> dict[str, float]:
-    """Median milliseconds of each, all of them once before the next time. The first time does not
-    count."""
-    found: dict[str, list[float]] = {name: [] for name in works}
-    for attempt in range(times + 1):
-        for name, (work, undo) in works.items():
-            before = time.process_time()
-            work()
-            seconds = time.process_time() - before
-            if undo is not None:
-                undo()
-            if attempt:
-                found[name].append(1000 * seconds)
-    return {name: median(milliseconds) for name, milliseconds in found.items()}
 
 
 # ---- memory

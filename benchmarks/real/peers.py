@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from benchmarks.kit.figures import listing, titled
 from benchmarks.kit.progress import say
 from benchmarks.real.lines import Lines
 from benchmarks.real.sibling import Sibling
+from benchmarks.real.timing import milliseconds_in_turn
 from moa.bundle import Bundle
 from moa.graph.cache import KVBuffer
 from moa.graph.drafter import OnnxDrafter, run
@@ -42,23 +43,6 @@ _TIMES = 9
 STEPS = (1, 4, 8, 16)
 _DRAFT = 7
 """Tokens of a draft: with the pending one a call of eight."""
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    before = time.process_time()
-    work()
-    return time.process_time() - before
-
-
-def _in_turn(works: dict[str, Callable[[], Any]], times: int = _TIMES) -> dict[str, float]:
-    """Median seconds of each, all of them once before the next time."""
-    found: dict[str, list[float]] = {name: [] for name in works}
-    for work in works.values():
-        work()
-    for _ in range(times):
-        for name, work in works.items():
-            found[name].append(_seconds(work))
-    return {name: median(seconds) for name, seconds in found.items()}
 
 
 def device_steps(bundle: Path, small: Path, out: Lines, *, threads: int) -> None:
@@ -84,8 +68,9 @@ def device_steps(bundle: Path, small: Path, out: Lines, *, threads: int) -> None
             theirs.run([Run(0, _PAST, text[:count], [count - 1])])
             theirs.cut(0, _PAST)
 
-        found = _in_turn({"ours": partial(call.run, silence), "llama.cpp": llama})
-        out.add(f"step/{count}", tokens=count, **{k: 1000 * v for k, v in found.items()})
+        works = {"ours": partial(call.run, silence), "llama.cpp": llama}
+        found = milliseconds_in_turn(works, _TIMES)
+        out.add(f"step/{count}", tokens=count, **found)
         say(f"step of {count}: {found}")
 
     loaded = LoadedGraph.load(Bundle.open(bundle), threads=threads)
@@ -97,8 +82,8 @@ def device_steps(bundle: Path, small: Path, out: Lines, *, threads: int) -> None
         theirs.clear(0)
         theirs.run([Run(0, 0, text, [len(text) - 1])])
 
-    found = _in_turn({"ours": read_ours, "llama.cpp": read_theirs}, 3)
-    out.add("prompt", tokens=_PROMPT, **{k: 1000 * v for k, v in found.items()})
+    found = milliseconds_in_turn({"ours": read_ours, "llama.cpp": read_theirs}, 3)
+    out.add("prompt", tokens=_PROMPT, **found)
     say(f"prompt of {_PROMPT}: {found}")
     theirs.close()
 
