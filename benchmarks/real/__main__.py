@@ -16,8 +16,9 @@
     mixture WORK                            # experts: a file of random weights, drafted and not
     tables WORK --out benchmarks/results
 
-WORK is a folder of lines that every verb appends to: a run that was killed goes on where it was. A
-model is a folder, a hub id or a GGUF file; BUNDLE is what `moa-export setup` has made of the sibling.
+WORK is a folder of lines that every verb appends to: a run that was killed goes on where it was, but
+of `crowd`, which begins anew. A model is a folder, a hub id or a GGUF file; BUNDLE is what
+`moa-export setup` has made of the sibling.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -344,7 +346,7 @@ def _beside(args: argparse.Namespace) -> None:
 
 
 _QUESTIONS = 60
-"""Other questions of a crowd, which then begins anew: each gets the same answer every time."""
+"""Different questions of a crowd, which then begins anew: each gets the same answer every time."""
 
 
 def _crowd(args: argparse.Namespace) -> None:
@@ -408,54 +410,55 @@ def _trained(args: argparse.Namespace) -> None:
     trained.measure(args.target, args.drafter, args.bundle, held, out)
 
 
+_Figures = Callable[[Lines], dict[str, Any]]
+_Table = Callable[[dict[str, Any]], str]
+
+
 def _tables(args: argparse.Namespace) -> None:
-    known = Lines(args.work / "answers.jsonl")
-    judged = Lines(args.work / "judged.jsonl")
-    guessed = Lines(args.work / "guesses.jsonl")
-    if judged.found:
-        _show(args, "real_cuts", cuts.figures(known, judged), cuts.tables)
-    if guessed.found:
-        _show(args, "real_drafts", acceptance.figures(known, guessed), acceptance.tables)
-    compared = Lines(args.work / "exact.jsonl")
-    if compared.found:
-        _show(args, "real_exact", exact.figures(compared), exact.tables)
-    beside = Lines(args.work / "peers.jsonl")
-    if beside.found:
-        _show(args, "real_peers", peers.figures(beside), peers.tables)
-    timed = Lines(args.work / "forwards.jsonl")
-    if timed.found:
-        _show(args, "real_forwards", forwards.figures(timed), forwards.tables)
-    long = Lines(args.work / "beside.jsonl")
-    if long.found:
-        _show(args, "real_beside", serving.beside_figures(long), serving.beside_tables)
-    many = Lines(args.work / "crowd.jsonl")
-    if many.found:
-        _show(args, "real_crowd", serving.crowd_figures(many), serving.crowd_tables)
-    mixed = Lines(args.work / "mixture.jsonl")
-    if mixed.found:
-        _show(args, "real_mixture", mixture.figures(mixed), mixture.tables)
-    asked = Lines(args.work / "faults.jsonl")
-    if asked.found:
-        own = Lines(args.work / "faults_judged.jsonl")
-        _show(args, "real_faults", faults.figures(asked, own), faults.tables)
-    linked = Lines(args.work / "links.jsonl")
-    if linked.found:
-        _show(args, "real_links", links.figures(linked), links.tables)
-    learnt = Lines(args.work / "trained.jsonl")
-    if learnt.found:
-        held = list(read(args.work / "held.jsonl"))
-        _show(args, "real_trained", trained.figures(held, guessed, learnt), trained.tables)
+    @cache
+    def lines(name: str) -> Lines:
+        return Lines(args.work / f"{name}.jsonl")
+
+    def of_cuts(judged: Lines) -> dict[str, Any]:
+        return cuts.figures(lines("answers"), judged)
+
+    def of_drafts(guessed: Lines) -> dict[str, Any]:
+        return acceptance.figures(lines("answers"), guessed)
+
+    def of_faults(asked: Lines) -> dict[str, Any]:
+        return faults.figures(asked, lines("faults_judged"))
+
+    def of_trained(learnt: Lines) -> dict[str, Any]:
+        return trained.figures(list(lines("held").found.values()), lines("guesses"), learnt)
+
+    # By the name of a result: the lines that it is made of, and what makes its figures and tables.
+    results: dict[str, tuple[str, _Figures, _Table]] = {
+        "real_cuts": ("judged", of_cuts, cuts.tables),
+        "real_drafts": ("guesses", of_drafts, acceptance.tables),
+        "real_exact": ("exact", exact.figures, exact.tables),
+        "real_peers": ("peers", peers.figures, peers.tables),
+        "real_forwards": ("forwards", forwards.figures, forwards.tables),
+        "real_beside": ("beside", serving.beside_figures, serving.beside_tables),
+        "real_crowd": ("crowd", serving.crowd_figures, serving.crowd_tables),
+        "real_mixture": ("mixture", mixture.figures, mixture.tables),
+        "real_faults": ("faults", of_faults, faults.tables),
+        "real_links": ("links", links.figures, links.tables),
+        "real_trained": ("trained", of_trained, trained.tables),
+    }
+    for name, (file, figures, table) in results.items():
+        if lines(file).found:
+            _show(args, name, figures(lines(file)), table)
 
 
 def _show(
     args: argparse.Namespace,
     name: str,
     result: dict[str, Any],
-    tables: Callable[[dict[str, Any]], str],
+    table: _Table,
 ) -> None:
     if result.get("runs") == []:
         return  # nothing of it is whole yet
-    text = tables(result)
+    text = table(result)
     print(text, file=sys.stdout)
     if args.out is not None:
         write_result(args.out / name, json.loads(json.dumps(result)), text)
