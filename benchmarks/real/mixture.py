@@ -10,13 +10,14 @@ wire are the product's.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 from unittest import mock
 
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from benchmarks.kit.figures import listing, titled
 from benchmarks.kit.progress import say
 from benchmarks.real.lines import Lines
+from benchmarks.real.timing import Work, milliseconds_in_turn
 from cloud_verifier.app import Verifier
 from cloud_verifier.model import Served, SmallModel, serve_model
 from cloud_verifier.settings import Settings
@@ -101,26 +103,25 @@ def make(path: Path, *, layers: int) -> Path:
     for layer in range(layers):
         writing += [(f"blk.{layer}.{name}.weight", shape, kind) for name, shape, kind in _layer()]
     for name, shape, kind in writing:
+        if kind == kinds.F32:
+            floats = np.dtype(np.float32)
+            writer.add_tensor_info(name, shape, floats, math.prod(shape) * floats.itemsize)
+            continue
         block, size = gguf.GGML_QUANT_SIZES[kind]
         stored = (*shape[:-1], shape[-1] // block * size)
-        dtype = np.dtype(np.float32 if kind == kinds.F32 else np.uint8)
-        if kind == kinds.F32:
-            stored = shape
-        nbytes = int(np.prod(stored)) * dtype.itemsize
-        raw = None if kind == kinds.F32 else kind
-        writer.add_tensor_info(name, stored, dtype, nbytes, raw_dtype=raw)
+        writer.add_tensor_info(name, stored, np.dtype(np.uint8), math.prod(stored), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for _, shape, kind in writing:
         if kind == kinds.F32:
-            scale = 1.0 if len(shape) == 1 else _WIDTH**-0.5
-            weights = np.ones(shape) if len(shape) == 1 else rng.normal(size=shape) * scale
+            is_norm = len(shape) == 1
+            weights = np.ones(shape) if is_norm else rng.normal(size=shape) * _WIDTH**-0.5
             writer.write_tensor_data(weights.astype(np.float32))
             continue
-        block, size = gguf.GGML_QUANT_SIZES[kind]
+        block, _ = gguf.GGML_QUANT_SIZES[kind]
         source = blocks[kind]
-        count = int(np.prod(shape)) // block
+        count = math.prod(shape) // block
         # Each tensor begins at another block, so that no two experts are alike.
         first = int(rng.integers(len(source)))
         chosen = (first + np.arange(count) * 17) % len(source)
@@ -180,7 +181,9 @@ def _six_bits(rng: np.random.Generator) -> NDArray[np.uint8]:
 
 class Oracle:
     """A drafter that knows the texts, and is right with a given chance: a chain, as deep as it is
-    asked for. The same place of a text has the same guess each time. `moa.drafters.contract.RecordReader`."""
+    asked for. The same place of a text has the same guess each time. Where a target goes on with
+    another text, as a mixture may in another batch, all guesses are wrong from there on.
+    `moa.drafters.contract.RecordReader`."""
 
     reads_records = False
     record_lag = 0
@@ -238,8 +241,8 @@ class Oracle:
         depth = min(request.shape.depth, request.shape.nodes)
         for place in range(len(log), len(log) + depth):
             right = random.Random(place).random() < self._chance
-            known = text is not None and place < len(text)
-            tokens.append(text[place] if text is not None and known and right else 1)
+            is_known = text is not None and place < len(text)
+            tokens.append(text[place] if text is not None and is_known and right else 1)
         self.levels += depth
         score = float(np.log(max(self._chance, 0.01)))
         scores = [level * score for level in range(len(tokens))]
@@ -273,23 +276,29 @@ WAYS = (
 def measure(
     path: Path, out: Lines, *, tokens: int, threads: int, chances: Sequence[float] = CHANCES
 ) -> None:
-    """Forwards by their tokens, and streams in every way, in turn, as far as `out` lacks them."""
+    """Forwards by their tokens, and streams in every way, in turn, as far as `out` lacks them. A
+    folder's lines are of one file."""
+    size = path.stat().st_size
+    if "forwards" in out and out.found["forwards"]["bytes"] != size:
+        raise UsageError(
+            f"{out.path} is of another file than {path.name}", hint="take another folder as WORK"
+        )
+    missing = [chance for chance in chances if f"{chance}" not in out]
+    if "forwards" in out and not missing:
+        return
     options = LoadOptions(slots=_SLOTS, capacity=512, threads=threads)
     target = LlamaTarget.open(str(path), options)
     mapped = target.runtime.shape.mapped
     if "forwards" not in out:
         by_tokens = _forwards(target)
-        out.add("forwards", mapped=mapped, bytes=path.stat().st_size, milliseconds=by_tokens)
+        out.add("forwards", mapped=mapped, bytes=size, milliseconds=by_tokens)
         say(f"forwards: {by_tokens}")
     texts = [_said(target, _some(target, number, _PROMPT), tokens) for number in range(_TEXTS)]
-    for chance in chances:
-        if f"{chance}" in out:
-            continue
+    for chance in missing:
         ways = {}
         for way in WAYS:
             oracle = Oracle(texts, chance)
-            served = serve_model(target, None)
-            served = _with_drafter(served, oracle)
+            served = _with_drafter(serve_model(target), oracle)
             with _planned(way.plan):
                 found = asyncio.run(_streams(served, texts, tokens))
             ways[way.name] = found | {"guesses": oracle.levels}
@@ -306,19 +315,18 @@ def _some(target: LlamaTarget, seed: int, count: int) -> list[int]:
     return found
 
 
-def _forwards(target: LlamaTarget) -> dict[int, float]:
+def _forwards(target: LlamaTarget) -> dict[str, float]:
+    """Milliseconds by the number of tokens."""
     slot = target.cache.acquire()
     ids = _some(target, 9, _PROMPT)
     target.commit(target.forward([Row.chain(slot, ids, "none")]), 0, range(len(ids)))
-    found = {}
     more = _some(target, 7, max(_COUNTS))
-    for count in _COUNTS:
-        seconds = []
-        for _ in range(5):
-            began = time.process_time()
-            target.forward([Row.chain(slot, more[:count], "all")]).argmax(0)
-            seconds.append(time.process_time() - began)
-        found[count] = 1000 * median(seconds[1:])
+
+    def forward(tokens: list[int]) -> None:
+        target.forward([Row.chain(slot, tokens, "all")]).argmax(0)
+
+    works: dict[str, Work] = {f"{count}": partial(forward, more[:count]) for count in _COUNTS}
+    found = milliseconds_in_turn(works, 4)
     target.cache.release(slot)
     return found
 
@@ -418,6 +426,8 @@ def tables(result: dict[str, Any]) -> str:
                 "guesses": guesses,
                 "first": run["ways"]["auto"]["first"],
                 "beside": speeds["auto"] / better,
+                "known": ", ".join(f"{way['same']}" for way in run["ways"].values()),
+                "texts": run["ways"]["auto"]["texts"],
                 **speeds,
             }
         )
@@ -430,5 +440,6 @@ def tables(result: dict[str, Any]) -> str:
         shown["auto in its first text"] = "{first:.1f}"
         shown["guesses that auto asked for"] = "{guesses}"
         shown["auto, times the better of the others"] = "{beside:.2f}"
+        shown["texts that were guessed to their ends, in each way"] = "{known} of {texts}"
         parts.append(("Streams", listing(lines, shown)))
     return titled(*parts)

@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
+
 from benchmarks.kit.figures import listing, titled
 from benchmarks.kit.progress import say
 from benchmarks.real.faults import Restarted
@@ -35,6 +37,8 @@ _PATIENCE = 1200.0
 _SAMPLE = 10.0
 """Seconds between two looks at the memory."""
 _DRAFTS = ("none", "auto", "device")
+_WRONG = ("unverified", "short", "differ")
+"""What an answer may be that is not as it should be."""
 
 
 def _settings(url: str, draft: str, tokens: int, task: Task | None = None) -> ClientSettings:
@@ -66,12 +70,11 @@ class _Beside:
 
     def gaps(self, *, beside: bool) -> list[float]:
         """Seconds between two tokens, while the prompt was read or before."""
-        found = []
-        for before, now in itertools.pairwise(self.seen):
-            was_read = self.began <= before < self.ended
-            if beside == was_read and (beside or now <= self.began):
-                found.append(now - before)
-        return found
+        return [
+            now - before
+            for before, now in itertools.pairwise(self.seen)
+            if (self.began <= before < self.ended if beside else now <= self.began)
+        ]
 
 
 async def beside(
@@ -147,7 +150,9 @@ async def crowd(
     threads: int,
 ) -> None:
     """So many clients ask one question after another, each over a new connection, for so long. A
-    line every few seconds says what the verifier has in memory."""
+    line every few seconds says what the verifier has in memory. A run that was killed cannot go
+    on, because its verifier is gone: each run begins anew, under a number of its own."""
+    run = 1 + sum(key.endswith("/start") for key in out.found)
     flags = [f"--target={target}", f"--threads={threads}", f"--slots={clients}"]
     flags += ["--max-context-tokens=1024"]
     server = Restarted(flags)
@@ -159,7 +164,17 @@ async def crowd(
         url = f"ws://127.0.0.1:{server.port}"
         began = time.monotonic()
         until = began + 60 * minutes
-        out.add("start", second=0.0, megabytes=_resident(server), answers=0)
+
+        def note(name: str, **facts: int) -> None:
+            out.add(
+                f"{run}/{name}",
+                second=time.monotonic() - began,
+                megabytes=_resident(server),
+                answers=counts["answers"],
+                **facts,
+            )
+
+        note("start")
 
         async def ask(drafts: Iterator[str]) -> None:
             while time.monotonic() < until:
@@ -177,23 +192,12 @@ async def crowd(
                 await asyncio.sleep(_SAMPLE)
                 if time.monotonic() >= until:
                     return
-                out.add(
-                    f"{number}",
-                    second=time.monotonic() - began,
-                    megabytes=_resident(server),
-                    answers=counts["answers"],
-                )
+                note(f"{number}")
 
         orders = [itertools.cycle(_DRAFTS[n % 3 :] + _DRAFTS[: n % 3]) for n in range(clients)]
         await asyncio.gather(watch(), *(ask(order) for order in orders))
-        out.add(
-            "end",
-            second=time.monotonic() - began,
-            megabytes=_resident(server),
-            clients=clients,
-            **{name: counts[name] for name in ("answers", "unverified", "short", "differ")},
-        )
-    say(f"crowd: {out.found['end']}")
+        note("end", clients=clients, **{name: counts[name] for name in _WRONG})
+    say(f"crowd: {out.found[f'{run}/end']}")
 
 
 def _judge(
@@ -210,9 +214,7 @@ def _resident(server: Restarted) -> float:
     """Megabytes of the verifier."""
     if server.process is None:
         raise MoaError("the verifier is not running")
-    status = Path(f"/proc/{server.process.pid}/status").read_text(encoding="ascii")
-    (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
-    return int(line.split()[1]) / 1000
+    return float(psutil.Process(server.process.pid).memory_info().rss) / 1e6
 
 
 # ---- tables
@@ -238,20 +240,20 @@ def beside_tables(result: dict[str, Any]) -> str:
 
 
 def crowd_figures(out: Lines) -> dict[str, Any]:
-    """Memory by time, and what became of the answers."""
-    samples = [line for line in out.found.values() if line["key"] not in ("start", "end")]
-    return {
-        "runs": [out.found[key] for key in ("end",) if key in out],
-        "start": out.found.get("start"),
-        "samples": samples,
-    }
+    """Memory by time, and what became of the answers, of the newest run that came to its end."""
+    ended = [key for key in out.found if key.endswith("/end")]
+    if not ended:
+        return {"runs": []}
+    run = ended[-1].removesuffix("end")
+    *samples, end = (line for key, line in out.found.items() if key.startswith(run))
+    return {"runs": [end], "samples": samples}
 
 
 def crowd_tables(result: dict[str, Any]) -> str:
     """Memory each minute, and the counts."""
     (end,) = result["runs"]
     every_minute: list[dict[str, Any]] = []
-    for sample in [result["start"], *result["samples"]]:
+    for sample in result["samples"]:
         if not every_minute or sample["second"] - every_minute[-1]["second"] >= 59:
             every_minute.append(sample)
     every_minute.append(end)

@@ -148,12 +148,22 @@ def figures_of(chains: Chains, prompt: int) -> dict[str, Any]:
 
 
 def measure(target: str, drafter: Path, bundle: Path, held: Path, out: Lines) -> None:
-    """Every text that has no figures yet; and how the drafter was trained."""
+    """How the drafter was trained, and every text that has no figures yet. A folder's lines are of
+    one drafter."""
+    opened = Bundle.open(bundle)
+    about = _about(drafter, opened)
+    if "drafter" in out and out.found["drafter"] != {"key": "drafter", **about}:
+        raise UsageError(
+            f"{out.path} is of another drafter than {drafter}", hint="take it out of WORK"
+        )
     texts = [line for line in read(held) if line["key"] not in out]
+    if "drafter" in out and not texts:
+        return
     source = load_source(target, str(drafter))
     if not source.spec.features:
         raise UsageError(f"{drafter} reads no states of the target")
-    opened = Bundle.open(bundle)
+    if "drafter" not in out:
+        out.add("drafter", **about)
     variant = opened.variant(opened.manifest.default_variant)
     runner = OrtRunner(opened.path(variant.model), source.spec)
     device = torch.device("cpu")
@@ -167,19 +177,21 @@ def measure(target: str, drafter: Path, bundle: Path, held: Path, out: Lines) ->
         chains = Chains(runner, ids, rows_of(teacher, source, ids))
         out.add(text["key"], **figures_of(chains, text["prompt_tokens"]))
         progress.step()
-    if "drafter" not in out:
-        made = json.loads((drafter / "training.json").read_text(encoding="utf-8"))
-        result = made["result"]
-        out.add(
-            "drafter",
-            steps=result["steps"],
-            seconds=result["seconds"],
-            parameters=result["parameters"],
-            rows=made["rows"],
-            tokens=made["tokens"],
-            answer_tokens=result["wanted_tokens"],
-            bundle_bytes=sum(entry.size for entry in opened.manifest.files.values()),
-        )
+
+
+def _about(drafter: Path, bundle: Bundle) -> dict[str, Any]:
+    """How a drafter was trained, and the size of its bundle."""
+    made = json.loads((drafter / "training.json").read_text(encoding="utf-8"))
+    result = made["result"]
+    return {
+        "steps": result["steps"],
+        "seconds": result["seconds"],
+        "parameters": result["parameters"],
+        "rows": made["rows"],
+        "tokens": made["tokens"],
+        "answer_tokens": result["wanted_tokens"],
+        "bundle_bytes": sum(entry.size for entry in bundle.manifest.files.values()),
+    }
 
 
 def rows_of(teacher: Teacher, source: Source, ids: Sequence[int]) -> list[Float]:

@@ -19,6 +19,7 @@ from benchmarks.real.writing import Task, write
 from export.cli import main as export
 from moa.bundle import Bundle
 from moa.drafters.contract import DraftRequest
+from moa.errors import UsageError
 from moa.graph.drafter import OnnxDrafter, run
 from moa.graph.load import LoadedGraph
 from moa.sampling import SamplingSettings
@@ -286,6 +287,10 @@ def test_a_prompt_beside_an_answer_and_clients_that_come_and_go_are_told_of(
     (found,) = read(tmp_path / "beside.jsonl")
     assert found["prompt"] == 24
     assert found["tokens_beside"] >= 1
+    # A longer run that was killed.
+    killed = Lines(tmp_path / "crowd.jsonl")
+    for name, second in (("start", 0.0), ("1", 500.0), ("2", 1000.0)):
+        killed.add(f"1/{name}", second=second, megabytes=987654.0, answers=1)
     words = ["crowd", str(tmp_path), target, *bundle, "--clients", "3", "--minutes", "0.05"]
     assert main([*words, "--tokens", "8"]) == 0
     *_, end = read(tmp_path / "crowd.jsonl")
@@ -293,7 +298,9 @@ def test_a_prompt_beside_an_answer_and_clients_that_come_and_go_are_told_of(
     assert (end["unverified"], end["short"], end["differ"]) == (0, 0, 0)
     capsys.readouterr()
     assert main(["tables", str(tmp_path)]) == 0
-    assert "answers of 3 clients" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "answers of 3 clients" in shown
+    assert "987654" not in shown
 
 
 def test_a_mixture_is_streamed_in_every_way_with_its_own_text(
@@ -309,8 +316,16 @@ def test_a_mixture_is_streamed_in_every_way_with_its_own_text(
         ways = out.found[chance]["ways"]
         assert ways["plain"]["guesses"] == 0 < ways[drafted]["guesses"]
         assert all(way["same"] == way["texts"] for way in ways.values())
+    before = out.path.read_text()
+    mixture.measure(file, out, tokens=12, threads=1, chances=(0.0, 1.0))
+    assert out.path.read_text() == before
+    other = save_gguf(model, tmp_path / "other.gguf", kind="F16")
+    with pytest.raises(UsageError, match="of another file than other"):
+        mixture.measure(other, out, tokens=12, threads=1)
     # Where every guess is right there are fewer rounds, and fewer guesses for the same text.
     wrong, right = (out.found[chance]["ways"][drafted]["guesses"] for chance in ("0.0", "1.0"))
     assert right < wrong
     assert main(["tables", str(tmp_path)]) == 0
-    assert "times the better of the others" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "times the better of the others" in shown
+    assert "3, 3, 3 of 3" in shown

@@ -21,6 +21,7 @@ from export.runner import TorchRunner
 from export.source import Source, load_source
 from moa.drafters.states.config import StateDrafterConfig
 from moa.drafters.states.model import StateDrafter
+from moa.errors import UsageError
 from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import save_drafter
 from moa.target.loading import load_model
@@ -168,6 +169,13 @@ def test_from_answers_to_a_table_of_a_trained_drafter(
         guessed.add(line["key"], tokens=tops, logp=[[-0.1]] * len(answer))
     for _ in range(2):  # the second time nothing is left to do
         assert main(["trained", str(work), target, str(out), "--bundle", str(bundle)]) == 0
+    made = json.loads((out / "training.json").read_text())
+    other = tmp_path / "other"
+    other.mkdir()
+    made["result"]["steps"] = 3
+    (other / "training.json").write_text(json.dumps(made))
+    with pytest.raises(UsageError, match="of another drafter than"):
+        main(["trained", str(work), target, str(other), "--bundle", str(bundle)])
     found = Lines(work / "trained.jsonl")
     assert set(found.found) == {*guessed.found, "drafter"}
     assert len(list(read(work / "trained.jsonl"))) == len(guessed.found) + 1
