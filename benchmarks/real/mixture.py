@@ -236,13 +236,12 @@ class Oracle:
 
     def _chain(self, request: DraftRequest) -> DraftTree:
         log = [*self._read[request.slot], request.pending]
-        text = next((one for one in self._texts if list(one[: len(log)]) == log), None)
+        text = next((one for one in self._texts if list(one[: len(log)]) == log), ())
         tokens = [request.pending]
         depth = min(request.shape.depth, request.shape.nodes)
         for place in range(len(log), len(log) + depth):
             right = random.Random(place).random() < self._chance
-            is_known = text is not None and place < len(text)
-            tokens.append(text[place] if text is not None and is_known and right else 1)
+            tokens.append(text[place] if right and place < len(text) else 1)
         self.levels += depth
         score = float(np.log(max(self._chance, 0.01)))
         scores = [level * score for level in range(len(tokens))]

@@ -22,7 +22,7 @@ from benchmarks.kit.figures import listing, titled
 from benchmarks.kit.progress import say
 from benchmarks.real.lines import Lines
 from benchmarks.real.sibling import Sibling
-from benchmarks.real.timing import milliseconds_in_turn
+from benchmarks.real.timing import Work, milliseconds_in_turn
 from moa.bundle import Bundle
 from moa.graph.cache import KVBuffer
 from moa.graph.drafter import OnnxDrafter, run
@@ -68,7 +68,7 @@ def device_steps(bundle: Path, small: Path, out: Lines, *, threads: int) -> None
             theirs.run([Run(0, _PAST, text[:count], [count - 1])])
             theirs.cut(0, _PAST)
 
-        works = {"ours": partial(call.run, silence), "llama.cpp": llama}
+        works: dict[str, Work] = {"ours": partial(call.run, silence), "llama.cpp": llama}
         found = milliseconds_in_turn(works, _TIMES)
         out.add(f"step/{count}", tokens=count, **found)
         say(f"step of {count}: {found}")
