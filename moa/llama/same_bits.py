@@ -28,11 +28,12 @@ from moa.gguf.reader import GgufHead
 
 _LONGEST = 56
 """Most tokens of a sequence in a call: attention of 64 and more may add in another order."""
-_BATCH = 128
-"""Most tokens of a call. More are no faster, and logits of all of them have their memory."""
+BATCH = 128
+"""Most tokens of a call on a processor. More are no faster there, and logits of all of them have
+their memory."""
 _FLOATS = frozenset({"F32", "F16", "BF16"})
 _MOST_TOKENS = {
-    "Q8_0": _BATCH,
+    "Q8_0": BATCH,
     "Q4_0": 7,
     "Q4_1": 7,
     "Q5_0": 7,
@@ -64,7 +65,7 @@ class CallSizes:
     """A sequence is filled up by at most so many tokens to save another one a call."""
 
 
-EIGHTS = CallSizes(unit=8, longest=_LONGEST, batch=_BATCH, worth_a_call=8)
+EIGHTS = CallSizes(unit=8, longest=_LONGEST, batch=BATCH, worth_a_call=8)
 """Where single tokens have kernels of which nothing is known."""
 
 
@@ -81,14 +82,14 @@ def few_tokens(
         return None
     attention_is_cut = kv_type == value_type and kv_type in _CUT_ATTENTION and threads > 1
     unit = 2 if kinds & _FLOATS or attention_is_cut else 1
-    batch = min((_MOST_TOKENS[kind] for kind in kinds - _FLOATS), default=_BATCH)
+    batch = min((_MOST_TOKENS[kind] for kind in kinds - _FLOATS), default=BATCH)
     batch -= batch % unit
     return CallSizes(
         unit=unit,
         longest=min(batch, _LONGEST),
         batch=batch,
         # Where tokens of a call cost as much as in calls of their own, filling up saves nothing.
-        worth_a_call=0 if batch < _BATCH else 1,
+        worth_a_call=0 if batch < BATCH else 1,
     )
 
 

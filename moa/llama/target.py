@@ -42,7 +42,7 @@ from moa.llama.memory_plan import (
     plan_of,
 )
 from moa.llama.runtime import EXPERTS, Run, Runtime, Shape, check_kv_type
-from moa.llama.same_bits import EIGHTS, CallSizes, few_tokens
+from moa.llama.same_bits import BATCH, EIGHTS, CallSizes, few_tokens
 from moa.llama.sequences import Sequences
 from moa.sampling import NO_LOGITS
 from moa.target.contract import (
@@ -59,9 +59,8 @@ from moa.target.identity import SCHEME, file_id, identity_of, tokenizer_hash
 from moa.target.registry import registered
 from moa.target.rows import Row, RowBatch
 
-_BATCH_ON_CPU = 128
-"""Most tokens of a call. More are no faster there, and logits of all of them have their memory."""
 _BATCH_ON_CARD = 512
+"""Most tokens of a call; on a processor they are `same_bits.BATCH`."""
 _VALUES = "bf16"
 """What values are kept in beside keys in float16, where every call is to have the same bits."""
 _RUNNING_STATES = re.compile(r"\.(ssm_|shortconv|time_mix)")
@@ -359,26 +358,11 @@ def _shape(
     on_card = options.device != "cpu" and options.gpu_layers != 0 and library.has_card
     if not on_card:
         plan = plan_of(head, options)
-        value_type = kv_type
-        sizes = None
-        # A mixture's experts see other tokens of the batch, and a running state has kernels of its
-        # own.
-        if options.exact and not is_mixture(head) and not _keeps_a_running_state(head):
-            value_type = options.kv_type or _values_of(head)
-            sizes = few_tokens(
-                head,
-                library.instructions,
-                kv_type=kv_type,
-                value_type=value_type,
-                threads=threads,
-            )
-            if sizes is None:
-                value_type = kv_type
-                sizes = EIGHTS
+        value_type, sizes = _in_one_order(head, library, options, threads)
         shape = Shape(
             sequences=plan.sequences,
             capacity=cells,
-            batch=_BATCH_ON_CPU if sizes is None else sizes.batch,
+            batch=BATCH if sizes is None else sizes.batch,
             kv_type=kv_type,
             value_type=value_type,
             gpu_layers=0,
@@ -413,6 +397,24 @@ def _shape(
     )
     # A card has kernels that add in other orders.
     return shape, None
+
+
+def _in_one_order(
+    head: GgufHead, library: Library, options: LoadOptions, threads: int
+) -> tuple[str, CallSizes | None]:
+    """What values are kept in on a processor, and how many tokens a call has, so that each gets the
+    same bits in all of them; None where no such sizes are known, or they are not asked for."""
+    kv_type = options.kv_type or KV_TYPE
+    # A mixture's experts see other tokens of the batch, and a running state has kernels of its own.
+    if not options.exact or is_mixture(head) or _keeps_a_running_state(head):
+        return kv_type, None
+    value_type = options.kv_type or _values_of(head)
+    sizes = few_tokens(
+        head, library.instructions, kv_type=kv_type, value_type=value_type, threads=threads
+    )
+    if sizes is None:
+        return kv_type, EIGHTS
+    return value_type, sizes
 
 
 def _values_of(head: GgufHead) -> str:
