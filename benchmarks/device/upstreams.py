@@ -202,8 +202,8 @@ async def opened(
     ):
         await client.wait_online(60)
         yield client
-    # A verifier refers to itself in a circle. In a program of its own that matters nothing; here
-    # hundreds of them would wait for the collector, each with two tokenizers of 150,000 tokens.
+    # A verifier refers to itself in a circle. In a program of its own that does not matter;
+    # here hundreds of them would wait for the collector, each with two tokenizers of 150,000 tokens.
     gc.collect()
 
 

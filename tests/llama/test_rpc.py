@@ -1,16 +1,18 @@
 """Layers on other machines: two of llama.cpp's `rpc-server` on loopback say what one process says.
 
-It needs a build of llama.cpp with that backend, which wheels for processors do not have: the file
+Most needs a build of llama.cpp with that backend, which wheels for processors do not have: the file
 that `MOA_LLAMA_RPC_LIBRARY` names, made with `cmake -DGGML_RPC=ON -DBUILD_SHARED_LIBS=ON`."""
 
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from moa.errors import UsageError
+from moa.llama.library import _check_that_one_listens
 from moa.llama.target import LlamaTarget
 from moa.target.contract import LoadOptions, Node
 from moa.target.registry import open_target
@@ -20,7 +22,7 @@ from testing.tiny import tiny
 from tests.verifier import kit
 
 LIBRARY = os.environ.get("MOA_LLAMA_RPC_LIBRARY", "")
-pytestmark = pytest.mark.skipif(
+with_rpc = pytest.mark.skipif(
     not LIBRARY, reason="MOA_LLAMA_RPC_LIBRARY names no build of llama.cpp with the RPC backend"
 )
 
@@ -40,6 +42,7 @@ def said(target: LlamaTarget, ids: list[int], count: int) -> tuple[list[int], li
     return log[len(ids) :], logits
 
 
+@with_rpc
 def test_two_servers_say_what_one_process_says(tmp_path: Path) -> None:
     file = gguf_tiny.save(tiny("llama"), tmp_path / "tiny.gguf")
     # Of its own kernels, and of none that are laid out for a processor alone.
@@ -65,9 +68,22 @@ def test_two_servers_say_what_one_process_says(tmp_path: Path) -> None:
     alone.close()
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:9", "127.0.0.1", "127.0.0.1:99999", ":50052"])
+NOTHING_THERE = ["127.0.0.1:9", "127.0.0.1", "127.0.0.1:99999", ":50052"]
+REFUSED = r"--rpc: (no rpc-server answers at|.* is no HOST:PORT)"
+
+
+@with_rpc
+@pytest.mark.parametrize("address", NOTHING_THERE)
 def test_an_address_at_which_nothing_answers_is_one_line(address: str, tmp_path: Path) -> None:
     """llama.cpp itself ends the process."""
     file = gguf_tiny.save(tiny("llama"), tmp_path / "tiny.gguf")
-    with pytest.raises(UsageError, match=r"--rpc: (no rpc-server answers at|.* is no HOST:PORT)"):
+    with pytest.raises(UsageError, match=REFUSED):
         open_target(str(file), LoadOptions(rpc=(address,), library=LIBRARY))
+
+
+@pytest.mark.parametrize("address", NOTHING_THERE)
+def test_an_address_is_tried_before_llama_cpp_is_told_of_it(address: str) -> None:
+    with pytest.raises(UsageError, match=REFUSED):
+        _check_that_one_listens(address)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        _check_that_one_listens(f"127.0.0.1:{server.getsockname()[1]}")
