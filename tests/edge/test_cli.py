@@ -342,8 +342,8 @@ async def test_a_chat_in_a_pipe_that_the_verifier_refuses_is_no_success_either()
 
 
 @contextlib.asynccontextmanager
-async def told_of(client: EdgeClient) -> AsyncIterator[None]:
-    telling = asyncio.create_task(tell_of_the_verifier(client, 0.01))
+async def told_of(client: EdgeClient, look_seconds: float = 0.01) -> AsyncIterator[None]:
+    telling = asyncio.create_task(tell_of_the_verifier(client, look_seconds))
     try:
         yield
     finally:
@@ -405,27 +405,37 @@ async def test_an_endpoint_says_when_its_verifier_comes_and_goes(
         await seen(capsys, "no verifier now: ")
 
 
+def link_that_is_up() -> SimpleNamespace:
+    endpoint = SimpleNamespace(name="ws://x", upstream="")
+    return SimpleNamespace(up=True, endpoint=endpoint, behind=Behind())
+
+
+def client_with(link: SimpleNamespace, wait_online: Any) -> Any:
+    return SimpleNamespace(link=link, wait_online=wait_online)
+
+
+async def look() -> None:
+    """Time in which an endpoint that makes no pauses looks for its verifier."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 async def test_a_verifier_that_is_back_between_two_looks_is_told_of(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Each wait for the verifier ends without it, and it comes in the pause that follows."""
-    endpoint = SimpleNamespace(name="ws://x", upstream="")
-    link = SimpleNamespace(up=True, endpoint=endpoint, behind=Behind())
+    link = link_that_is_up()
 
     async def wait_online(seconds: float | None) -> None:
         if not link.up:
             asyncio.get_running_loop().call_soon(setattr, link, "up", True)
             raise LinkError("it is away")
 
-    client: Any = SimpleNamespace(link=link, wait_online=wait_online)
-    telling = asyncio.create_task(tell_of_the_verifier(client, 0.0))
-    for _ in range(2):
-        for _ in range(10):
-            await asyncio.sleep(0)
-        link.up = False
-    for _ in range(10):
-        await asyncio.sleep(0)
-    telling.cancel()
+    async with told_of(client_with(link, wait_online), 0.0):
+        for _ in range(2):
+            await look()
+            link.up = False
+        await look()
     online = ["online: text is verified by ws://x"]
     away = [
         "no verifier now: it is away",
@@ -437,8 +447,7 @@ async def test_a_verifier_that_is_back_between_two_looks_is_told_of(
 async def test_an_outage_that_ends_before_the_usual_wait_is_told_of(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    endpoint = SimpleNamespace(name="ws://x", upstream="")
-    link = SimpleNamespace(up=True, endpoint=endpoint, behind=Behind())
+    link = link_that_is_up()
 
     async def wait_online(seconds: float | None) -> None:
         """Who waits as long as usual finds the verifier back, who waits for a moment does not."""
@@ -446,14 +455,10 @@ async def test_an_outage_that_ends_before_the_usual_wait_is_told_of(
             raise LinkError(f"no welcome within {seconds:.0f} s")
         link.up = True
 
-    client: Any = SimpleNamespace(link=link, wait_online=wait_online)
-    telling = asyncio.create_task(tell_of_the_verifier(client, 0.0))
-    for _ in range(10):
-        await asyncio.sleep(0)
-    link.up = False
-    for _ in range(10):
-        await asyncio.sleep(0)
-    telling.cancel()
+    async with told_of(client_with(link, wait_online), 0.0):
+        await look()
+        link.up = False
+        await look()
     assert without_times(capsys.readouterr().err) == [
         "online: text is verified by ws://x",
         "no verifier now: no welcome within 0 s",
