@@ -36,7 +36,7 @@ _TROUBLE = ("offline", "refused")
 _DOING = {
     "none": "this device alone",
     "connecting": "connecting to {}",
-    "late": "no word from {} yet: this device goes on",
+    "late": "{} is late: this device goes on",
 }
 """What a state of the link means for the reader, where its name does not say it; {} is who
 verifies."""

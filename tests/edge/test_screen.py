@@ -290,11 +290,22 @@ def test_a_wait_without_news_is_counted_on_the_screen() -> None:
         assert "waiting for 4 s" in drawn(2.1), "it has not come further"
 
 
+def test_a_window_of_the_usual_width_shows_how_much_is_not_verified() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    view = LiveView(console)
+    view.take(Prompt(ids=[1]))
+    view.take(Link(state="late"))
+    for position in range(1, 124):
+        view.take(token(position, "a", "provisional"))
+    (shown,) = console.render_lines(view.status())
+    assert "123 tokens · 123 not verified" in "".join(segment.text for segment in shown)
+
+
 @pytest.mark.parametrize(
     ("event", "words"),
     [
         (Link(state="connecting"), "● connecting to the upstream"),
-        (Link(state="late"), "● no word from the upstream yet: this device goes on"),
+        (Link(state="late"), "● the upstream is late: this device goes on"),
         (Progress(done=3, total=44), "● the upstream reads: 3 of 44"),
     ],
 )
