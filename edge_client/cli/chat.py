@@ -17,12 +17,12 @@ from edge_client.cli.dialogue import (
     Ask,
     Continue,
     Dialogue,
-    DialogueMessage,
     Edit,
     NextStep,
     Quit,
 )
 from edge_client.cli.offline_check import OfflineCheck
+from edge_client.cli.written_answer import WrittenAnswer
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.events import AnswerSoFar, Link
@@ -152,9 +152,6 @@ class ChatLoop:
         self._check: OfflineCheck | None = None
         """The verifier's check of the latest answer, and of those before it, if the device wrote a
         part of them alone."""
-        self._earlier: list[OfflineCheck] = []
-        """Checks of the answers before the one that is asked for now, if they are not verified, and
-        of what follows them."""
         self._typing = False
         """Whether the user is being asked for a line."""
         self._status: Status | None = None
@@ -194,7 +191,7 @@ class ChatLoop:
     @property
     def _unverified(self) -> int:
         """Tokens of the dialogue's answers that are not verified."""
-        return self._check.all_unverified if self._check is not None else 0
+        return self._check.unverified if self._check is not None else 0
 
     def _say_what_is_left(self) -> None:
         """Say at the end of a chat what of it was never verified. A script is told by each answer."""
@@ -220,10 +217,9 @@ class ChatLoop:
 
     async def _do(self, step: NextStep | None) -> None:
         """Do what a line has asked for; None was an empty line."""
-        if self._check is not None and not self._dialogue.holds(self._check.message):
-            await self._check.leave()  # nobody sees that answer any more
-            if not isinstance(step, Ask | Continue):
-                self._check = self._check.without_the_later()
+        if self._check is not None and not self._check.is_of_the_dialogue:
+            await self._check.leave()  # nobody sees its last answer any more
+            self._check = self._check_of(self._check.open_answers)
         match step:
             case Ask() | Continue():
                 await self._ask(step)
@@ -236,39 +232,40 @@ class ChatLoop:
         """Answer the question, or go on with the last answer. First the check of what the device
         wrote alone is waited for; Ctrl-C stops either."""
         await self._settle()
-        check = self._check
         unread: list[int] = []
-        self._earlier = check.not_ended if check is not None else []
-        if check is not None and self._earlier:
-            if isinstance(step, Continue) and self._client.link is not None:
-                self._earlier = [one for one in self._earlier if one is not check]
-                if check.unverified and self._dialogue.holds(check.message):
-                    step, unread = self._go_on_after_verified(check)
-            else:
-                which = "an answer" if self._earlier == [check] else "answers"
-                count = not_verified(check.all_unverified)
-                self._console.print(f"this goes on from {which} of which {count}", style="yellow")
-        await self._answer(step, unread)
+        earlier = self._check.open_answers if self._check is not None else []
+        if earlier and isinstance(step, Continue) and self._client.link is not None:
+            last = earlier.pop()
+            if last.unverified:
+                step, unread = self._go_on_after_verified(last)
+        if earlier:
+            which = "an answer" if len(earlier) == 1 else "answers"
+            count = not_verified(sum(one.unverified for one in earlier))
+            self._console.print(f"this goes on from {which} of which {count}", style="yellow")
+        await self._answer(step, unread, earlier)
 
-    def _go_on_after_verified(self, check: OfflineCheck) -> tuple[Ask | Continue, list[int]]:
+    def _go_on_after_verified(self, last: WrittenAnswer) -> tuple[Ask | Continue, list[int]]:
         """Cut the last answer to its verified tokens, so that nothing unverified becomes a part of
         the prompt. Returns what to ask for now, and the tokens that were cut: the verifier reads
         them as text that probably follows."""
-        count = not_verified(check.unverified)
-        unread = check.cut_to_verified()
-        verified = check.message["content"]
+        count = not_verified(last.unverified)
+        unread = last.cut_to_verified()
+        verified = last.message["content"]
         if not verified:
             self._console.print(f"asked again: {count}", style="dim")
-            self._dialogue.remove(check.message)
+            self._dialogue.remove(last.message)
             return Ask(), unread
         # The screen shows what was cut, too: so where it goes on is quoted.
         end = safe_line(" ".join(verified.split())[-_QUOTED:])
         self._console.print(Text(f'goes on after "{end}": {count}, and asked again', style="dim"))
         return Continue(), unread
 
-    async def _answer(self, step: Ask | Continue, prediction: Sequence[int]) -> None:
+    async def _answer(
+        self, step: Ask | Continue, prediction: Sequence[int], earlier: list[WrittenAnswer]
+    ) -> None:
         """Ask for an answer, or for more of the last one, and show it as it comes; then keep it in
-        the dialogue. `prediction` are tokens that the answer probably begins with."""
+        the dialogue. `prediction` are tokens that the answer probably begins with. `earlier` are
+        answers before it that are not verified, and what follows them."""
         dialogue = self._dialogue
         told = AnswerSoFar()
         begun = dialogue.messages[-1] if isinstance(step, Continue) else None
@@ -283,15 +280,20 @@ class ChatLoop:
             self._console.print(f"stopped{count}", style="dim")
         except MoaError:
             dialogue.unanswered()
-            self._check = self._earlier[-1].without_the_later() if self._earlier else None
+            self._check = self._check_of(earlier)
             raise
         text = told.done.text if told.done is not None else told.text_of()
         message = dialogue.answered(text) if begun is None else dialogue.extended(begun, text)
-        if self._conversation.unverified or self._earlier:
-            self._check = self._check_of(message, told)
-            self._check.is_wanted = not stopped  # the user did not want more of it
-            if self._client.link is None or (stopped and not self._earlier):
-                self._check.phase = "over"  # nobody checks, or nothing is to be checked
+        answer = WrittenAnswer(
+            dialogue,
+            message,
+            told,
+            grammar=self._schema,
+            is_wanted=not stopped,  # the user did not want more of it
+        )
+        self._check = None
+        if answer.unverified or earlier:
+            self._check = self._check_of([*earlier, answer], is_latest_turn=not earlier)
 
     async def _show_answer(self, told: AnswerSoFar, prediction: Sequence[int], shown: str) -> None:
         """Ask for an answer to the dialogue, show it as it comes, and collect it in `told`. `shown`
@@ -318,20 +320,20 @@ class ChatLoop:
                     if isinstance(event, Link) and event.state == "refused":
                         self.refused = event.detail
 
-    def _check_of(self, message: DialogueMessage, told: AnswerSoFar) -> OfflineCheck:
-        """Returns the check of an answer that the device wrote in part alone; `message` has it in
-        the dialogue."""
+    def _check_of(
+        self, answers: list[WrittenAnswer], *, is_latest_turn: bool = False
+    ) -> OfflineCheck | None:
+        """Returns the check of these answers; None if there is none."""
+        if not answers:
+            return None
         return OfflineCheck(
             self._client,
             self._conversation,
-            self._dialogue,
-            message,
-            told,
+            answers,
+            is_latest_turn=is_latest_turn,
             say=self._say,
             changed=self._tell_status,
             markdown=draws_markdown(self._console),
-            earlier=self._earlier,
-            grammar=self._schema,
         )
 
     @property
@@ -363,9 +365,6 @@ class ChatLoop:
         asked about the corrected text. The user may leave the check with Ctrl-C."""
         check = self._check
         if check is None:
-            return
-        if not self._dialogue.holds(check.message):
-            await check.leave()
             return
         if check.task is not None and check.is_working:
             self._console.print(f"{check.status}; Ctrl-C goes on without", style="dim")

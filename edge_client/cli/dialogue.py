@@ -169,15 +169,16 @@ class Dialogue:
 
     def to_send(self) -> list[DialogueMessage]:
         """The whole conversation, with the system message."""
-        return [*self._opening(), *(dict(message) for message in self.messages)]
+        return [*self.opening(), *(dict(message) for message in self.messages)]
 
-    def before(self, message: DialogueMessage, begun: str = "") -> list[DialogueMessage]:
-        """What this very message answers: the conversation before it, with the system message. What
-        it had `begun` with when its latest turn was asked for is the end."""
+    def opening(self) -> list[DialogueMessage]:
+        """The system message, if there is one."""
+        return [{"role": "system", "content": self.system}] if self.system else []
+
+    def before(self, message: DialogueMessage) -> list[DialogueMessage]:
+        """The conversation before this very message, without the system message."""
         index = next(index for index, one in enumerate(self.messages) if one is message)
-        earlier = [dict(one) for one in self.messages[:index]]
-        begins = [{"role": message["role"], "content": begun}] if begun else []
-        return [*self._opening(), *earlier, *begins]
+        return [dict(one) for one in self.messages[:index]]
 
     def completions(self, text: str) -> list[str]:
         """Completions of the last word typed."""
@@ -187,12 +188,6 @@ class Dialogue:
         if words[0] == "/set" and len(words) == 2:
             return [name for name in SETTABLE if name.startswith(words[1])]
         return []
-
-    def _opening(self) -> list[DialogueMessage]:
-        """The system message, if there is one."""
-        if not self.system:
-            return []
-        return [{"role": "system", "content": self.system}]
 
     # ---- the commands: each is called with what follows its name, and returns the next step
 
@@ -281,7 +276,7 @@ class Dialogue:
         still is as this chat has read or written it."""
         path = _path(name)
         known = self._files.get(path.absolute())
-        said = msgspec.convert([*self._opening(), *self.messages], list[_Said])
+        said = msgspec.convert([*self.opening(), *self.messages], list[_Said])
         content = msgspec.json.format(msgspec.json.encode(_File(said)), indent=1) + b"\n"
         try:
             replace_known(path, content, known)

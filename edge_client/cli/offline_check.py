@@ -11,34 +11,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Literal
 
 from rich.text import Text
 
-from edge_client.cli.dialogue import Dialogue, DialogueMessage
+from edge_client.cli.written_answer import WrittenAnswer
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.events import AnswerSoFar, Done, Event, Link, Progress, Retract, Token
 from edge_client.screen.live import PROVISIONAL
 from edge_client.screen.markdown import MarkdownLines
 from edge_client.screen.words import tokens, waiting
-from moa.errors import LinkError, MoaError
-from moa.grammar.spec import Grammar
-from moa.safe_text import safe_line, safe_text
+from moa.errors import DeviceError, LinkError
+from moa.safe_text import safe_text
 
 _TICK_SECONDS = 0.2
 """How often it is said that a check still runs."""
 _RETRY_SECONDS = 1.0
 """Pause between two looks for a verifier that is away."""
-_QUOTED = 30
-"""Characters of a question by which its answer is named."""
 Phase = Literal["waits", "checks", "goes on", "over"]
 
 
 class OfflineCheck:
-    """Has the verifier check an answer, and says above the prompt what becomes of it. The answers
-    before it that are not verified yet are checked first.
+    """Has the verifier check answers, oldest first, and says above the prompt what becomes of them.
 
     It waits for the verifier for as long as that takes, also for one that refuses for now. While the
     verifier works, no clock ends the check: it ends when everything is verified, when the verifier
@@ -49,129 +45,102 @@ class OfflineCheck:
         self,
         client: EdgeClient,
         conversation: Conversation,
-        dialogue: Dialogue,
-        message: DialogueMessage,
-        told: AnswerSoFar,
+        answers: Sequence[WrittenAnswer],
         *,
+        is_latest_turn: bool = False,
         say: Callable[[Text], None],
         changed: Callable[[], None] = lambda: None,
         markdown: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        earlier: Sequence[OfflineCheck] = (),
-        grammar: Grammar | None = None,
     ) -> None:
-        """Make a check of the latest answer, which is not started yet. `message` holds the answer's
-        text in the dialogue, and `told` which of its tokens are verified. `say` prints a line;
-        `changed` is called when `status` may have changed. With `markdown` the text is drawn so.
-        `earlier` are checks of the answers before it, oldest first, that did not come to their end.
-        The answer matches the `grammar`."""
+        """Make a check of these answers, which is not started yet; it is over if none of them can be
+        checked. `is_latest_turn` says that there is one, and that the conversation's latest turn is
+        that answer's. `say` prints a line; `changed` is called when `status` may have changed. With
+        `markdown` the text is drawn so."""
         self._client = client
         self._who_verifies = client.settings.who_verifies
         self._conversation = conversation
-        self._dialogue = dialogue
-        self.message = message
-        self._told = told
+        self._answers = list(answers)
+        self._is_latest_turn = is_latest_turn
         self._say = say
         self._changed = changed
         self._markdown = markdown
         self._clock = clock
-        self._earlier = list(earlier)
-        self._grammar = grammar
-        self._is_verified = False
-        """Whether a check has verified all of it."""
-        self._is_latest_turn = True
-        """Whether the conversation's latest turn is this answer's."""
-        self.is_wanted = True
-        """Whether it is to be checked: not an answer that the user has stopped."""
-        self._changes: Mapping[str, Any] = dict(dialogue.changes)
-        """The settings that were changed when the answer was written."""
-        self._current = self
-        """The one that is being checked now: this, or one of the earlier ones."""
-        self._heard_at = clock()
+        self._begin(self._answers[0])
+        can_check = client.link is not None and self._unverified_of(self._wanted) > 0
+        self.phase: Phase = "waits" if can_check else "over"
+        self.task: asyncio.Task[None] | None = None
+        """The check, once it was started."""
+
+    def _begin(self, answer: WrittenAnswer) -> None:
+        """Begin with an answer, of which nothing was corrected yet."""
+        self._current = answer
+        self.phase = "waits"
+        self._heard_at = self._clock()
         """When the verifier last brought something."""
-        self._before = message["content"]
+        self._before = answer.message["content"]
         """The message as the user has seen it."""
-        self._begun = self._before.removesuffix(told.done.text if told.done else told.text_of())
-        """What an earlier turn had written of the message."""
         self._reading: Progress | None = None
         """How far the verifier has read, while it does."""
         self._printed: int | None = None
         """Characters of the corrected answer that are on the screen; None: it stands as it was."""
-        self.phase: Phase = "waits"
-        self.task: asyncio.Task[None] | None = None
-        """The check, once it was started."""
-
-    def without_the_later(self) -> OfflineCheck | None:
-        """Return the check of those of its answers that are still in the dialogue, if some are not
-        verified: the user has taken later ones back. It is not started yet."""
-        held = self.not_ended
-        if not held:
-            return None
-        last = held.pop()
-        last._earlier = held
-        last._is_latest_turn = False
-        last.task = None
-        last._begin("waits")
-        return last
 
     def start(self) -> None:
         """Begin the check, in the background."""
         self.task = asyncio.create_task(self._run())
 
     @property
-    def unverified(self) -> int:
-        """Tokens of the answer that are not verified."""
-        return 0 if self._is_verified else len(self._told.ids) - self._told.final
+    def is_of_the_dialogue(self) -> bool:
+        """Whether all of its answers are still in the dialogue: later ones are taken back first."""
+        return self._answers[-1].is_held
 
     @property
-    def not_ended(self) -> list[OfflineCheck]:
-        """This check and those before it whose answers are in the dialogue and not verified yet,
-        oldest first. An answer behind one of them goes on from text that may be withdrawn: it is
-        among them, verified or not."""
-        held = [one for one in (*self._earlier, self) if self._dialogue.holds(one.message)]
+    def open_answers(self) -> list[WrittenAnswer]:
+        """Those that are in the dialogue and not verified yet, oldest first. An answer behind one of
+        them goes on from text that may be withdrawn: it is among them, verified or not."""
+        held = [one for one in self._answers if one.is_held]
         while held and not held[0].unverified:
             del held[0]
         return held
 
     @property
-    def all_unverified(self) -> int:
-        """Tokens of this answer and of those before it that are not verified."""
-        return sum(one.unverified for one in self.not_ended)
+    def unverified(self) -> int:
+        """Tokens in the dialogue that are not verified."""
+        return self._unverified_of(self.open_answers)
 
     @property
     def status(self) -> str:
         """What the check does now, in one line for the user; empty when it is over."""
-        if self.phase == "over":
-            return ""
-        current = self._current
-        told = current._told
-        match current.phase:
+        told = self._told
+        name = self._name
+        match self.phase:
             case "over":
                 return ""
             case "waits":
-                unverified = tokens(self.all_unverified)
+                unverified = tokens(self._unverified_of(self._wanted))
                 return f"{unverified} not verified: checked when {self._who_verifies} is back"
-            case "checks" if current._reading is not None:
-                done, total = current._reading.done, current._reading.total
-                status = f"checking {current._name}: reading, {done:,} of {total:,}"
+            case "checks" if self._reading is not None:
+                done, total = self._reading.done, self._reading.total
+                status = f"checking {name}: reading, {done:,} of {total:,}"
             case "checks":
-                status = f"checking {current._name}: {told.final:,} of {tokens(len(told.ids))}"
+                status = f"checking {name}: {told.final:,} of {tokens(len(told.ids))}"
             case "goes on":
-                status = f"correcting {current._name}: {tokens(len(told.ids))}"
-        return status + waiting(self._clock() - current._heard_at)
+                status = f"correcting {name}: {tokens(len(told.ids))}"
+        return status + waiting(self._clock() - self._heard_at)
 
     @property
     def is_working(self) -> bool:
         """Whether the verifier is checking or correcting an answer now."""
-        return self.phase != "over" and self._current.phase in ("checks", "goes on")
+        return self.phase in ("checks", "goes on")
 
     async def leave(self) -> None:
         """End the check where it is: the answers stay as they are now."""
         if self.task is not None and not self.task.done():
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
-            self._current._keep()
-            self._current._print_rest()
+            if self._printed is not None:
+                self._current.keep()
+                self._print_rest()
         self.phase = "over"
         self._changed()
 
@@ -180,102 +149,89 @@ class OfflineCheck:
         if self.task is not None:
             await asyncio.shield(self.task)
 
-    def cut_to_verified(self) -> list[int]:
-        """Take the unverified end out of the message; returns its tokens. Call it when the check
-        is over."""
-        told = self._told
-        self._dialogue.correct(self.message, self._begun + told.text_of(0, told.final))
-        return told.ids[told.final :]
-
     # ---- inside
 
+    @property
+    def _wanted(self) -> list[WrittenAnswer]:
+        """The answers that may be checked."""
+        return [one for one in self._answers if one.is_wanted and one.is_held]
+
+    @staticmethod
+    def _unverified_of(answers: Sequence[WrittenAnswer]) -> int:
+        return sum(one.unverified for one in answers)
+
     async def _run(self) -> None:
-        """Have the verifier check the answers again and again, until all of them are verified or
-        another attempt makes no sense."""
+        """Check the answers, and tell of whatever ends that."""
         ticking = asyncio.create_task(self._tick())
         try:
-            if self._earlier or not self._is_latest_turn:
-                await self._check_in_order()
-            else:
-                await self._check(self._conversation.recheck)
-        except MoaError as error:
-            stays = f"{self._current._name} stays unverified: {error.line()}"
-            self._say(Text(stays, style="yellow"))
+            await self._check_in_order()
+        except Exception as error:
+            why = DeviceError.of("the check", error).line()
+            self._say(Text(f"{self._name} stays unverified: {why}", style="yellow"))
         finally:
             ticking.cancel()
         self.phase = "over"
         self._changed()
 
     async def _check_in_order(self) -> None:
-        """Check the earlier answers and then this one, as far as they are not verified or go on
-        from one that was changed. An answer that cannot be verified ends it: those behind it would
-        be checked behind text that is not the target's."""
+        """Check the answers, as far as they are not verified or go on from one that was changed. One
+        that cannot be verified ends it: those behind it would be checked behind text that is not the
+        target's. One that the user has stopped is passed over."""
         is_changed = False
-        for one in (*self._earlier, self):
-            if not one.is_wanted or not self._dialogue.holds(one.message):
+        for answer in self._wanted:
+            if not answer.unverified and not is_changed:
                 continue
-            if not one.unverified and not is_changed:
-                continue
-            before = one.message["content"]
-            self._current = one
-            one._begin("waits")
-            if not await one._check(one._asked_again):
+            before = answer.message["content"]
+            self._begin(answer)
+            if not await self._check():
                 return
-            is_changed = is_changed or one.message["content"] != before
+            is_changed = is_changed or answer.message["content"] != before
 
-    def _begin(self, phase: Phase) -> None:
-        """Begin in this phase, with the message as it is: nothing of it was corrected yet."""
-        self.phase = phase
-        self._before = self.message["content"]
-        self._printed = None
-
-    async def _check(self, attempt: Callable[[], AsyncGenerator[Event, None]]) -> bool:
-        """Have the verifier check this answer, by as many attempts as it takes; returns whether it
-        is verified now."""
-        while await self._online():
-            self.phase = "checks"
-            self._heard_at = self._clock()
-            self._changed()
-            is_verified = await self._check_once(attempt)
-            if is_verified is not None:
-                return is_verified
-        return False
-
-    async def _asked_again(self) -> AsyncGenerator[Event, None]:
-        """Ask for the answer once more, behind the dialogue as it is now, with the tokens that were
-        written as its beginning: the verifier checks them. Yields what changes in them. None of them
-        counts as verified at first, for what is before them may have changed."""
-        told = self._told
-        written = list(told.ids)
-        self._is_verified = False
-        told.final = 0
-        told.statuses = ["provisional"] * len(written)
-        known = len(written)
-        events = self._conversation.generate(
-            self._dialogue.before(self.message, self._begun),
-            written=written,
-            grammar=self._grammar,
-            **self._changes,
-        )
-        async with contextlib.aclosing(events):
-            async for event in events:
-                if isinstance(event, Token) and known:
-                    known -= 1  # it is told once more what was written
-                    continue
-                if isinstance(event, Retract):
-                    known = 0
-                yield event
+    @property
+    def _told(self) -> AnswerSoFar:
+        """The answer that is being checked, as far as it was told."""
+        return self._current.told
 
     @property
     def _name(self) -> str:
-        """What the user may call the answer: the last one, or by its question."""
-        messages = self._dialogue.messages
-        if not messages or messages[-1] is self.message:
-            return "the last answer"
-        question = self._dialogue.before(self.message)[-1]["content"]
-        words = " ".join(question.split())
-        quoted = words if len(words) <= _QUOTED else words[: _QUOTED - 1] + "…"
-        return f'the answer to "{safe_line(quoted)}"'
+        """What the user may call it."""
+        return self._current.name
+
+    async def _check(self) -> bool:
+        """Have the verifier check the answer, by as many attempts as it takes, and say how that
+        ended; returns whether it is verified."""
+        is_latest_turn = self._is_latest_turn
+        while True:
+            await self._online()
+            self.phase = "checks"
+            self._heard_at = self._clock()
+            self._changed()
+            if is_latest_turn:
+                done = await self._follow(self._conversation.recheck())
+            else:
+                done = await self._follow(self._current.asked_again(self._conversation))
+            if done is not None and done.verified:
+                self._over(done)
+                return True
+            if self._is_away:
+                self.phase = "waits"
+                self._changed()
+            elif is_latest_turn:
+                self._stays()
+                return False
+            # It was asked for again, and waited for as long as for an answer; a recheck waits on.
+            is_latest_turn = True
+
+    async def _follow(self, attempt: AsyncGenerator[Event, None]) -> Done | None:
+        """Take in the events of an attempt; returns its end, if it came to one."""
+        done: Done | None = None
+        async with contextlib.aclosing(attempt) as events:
+            async for event in events:
+                self._take(event)
+                done = event if isinstance(event, Done) else done
+        if done is not None:
+            self._current.keep(done.text)
+        return done
 
     async def _tick(self) -> None:
         """Show that the check still waits, because a slow verifier says nothing for long."""
@@ -283,44 +239,19 @@ class OfflineCheck:
             await asyncio.sleep(_TICK_SECONDS)
             self._changed()
 
-    async def _online(self) -> bool:
-        """Wait for the verifier; returns False if there is none. Raises its refusal."""
+    @property
+    def _is_away(self) -> bool:
+        """Whether the verifier is not connected."""
         link = self._client.link
-        while link is not None and not link.up:
+        return link is not None and not link.up
+
+    async def _online(self) -> None:
+        """Wait for the verifier. Raises its refusal."""
+        while self._is_away:
             try:
                 await self._client.wait_online()
             except LinkError:
                 await asyncio.sleep(_RETRY_SECONDS)
-        return link is not None
-
-    async def _check_once(self, attempt: Callable[[], AsyncGenerator[Event, None]]) -> bool | None:
-        """Let the verifier check the answer once, and say how that ended; returns whether it is
-        verified, or None if another attempt makes sense."""
-        done: Done | None = None
-        async with contextlib.aclosing(attempt()) as events:
-            async for event in events:
-                self._take(event)
-                done = event if isinstance(event, Done) else done
-        self._keep(done)
-        if done is None:
-            return False
-        if done.verified:
-            self._is_verified = True
-            self._over(done)
-            return True
-        link = self._client.link
-        if link is not None and not link.up:
-            self.phase = "waits"
-            self._changed()
-            return None
-        self._print_rest()
-        self._say(
-            Text(
-                f"{self._who_verifies} has not checked all of {self._name}: it stays so",
-                style="yellow",
-            )
-        )
-        return False
 
     def _take(self, event: Event) -> None:
         """Take in an event of the check, and print the lines of the answer that it has changed."""
@@ -334,7 +265,7 @@ class OfflineCheck:
         self._note_reading(event)
         if isinstance(event, Retract):
             self._goes_on(f"and corrects {self._name}", event.characters)
-            self._keep()
+            self._current.keep()
         self._print_lines()
         self._changed()
 
@@ -356,11 +287,6 @@ class OfflineCheck:
         if self._printed is None:
             self._say(Text(f"{self._who_verifies} is back, {what}:", "yellow"))
             self._printed = self._told.text_of()[:characters].rfind("\n") + 1
-
-    def _keep(self, done: Done | None = None) -> None:
-        """Let the conversation go on from the text as it is now."""
-        text = self._told.text_of() if done is None else done.text
-        self._dialogue.correct(self.message, self._begun + text)
 
     def _print_lines(self) -> None:
         """Print the lines of a corrected answer that are complete and will not change any more."""
@@ -388,13 +314,13 @@ class OfflineCheck:
     def _say_answer(self, text: Text) -> None:
         """Print a part of the answer, which follows what of it is on the screen."""
         if self._markdown:
-            before = self._begun + self._told.text_of()[: self._printed]
+            before = self._current.begun + self._told.text_of()[: self._printed]
             text = MarkdownLines(safe_text(before)).drawn(text)
         self._say(text)
 
     def _over(self, done: Done) -> None:
         """Say that all of the answer is verified now: as it was, or as it was corrected."""
-        if self._printed is None and self._begun + done.text == self._before:
+        if self._printed is None and self._current.begun + done.text == self._before:
             self._say(
                 Text(f"{self._who_verifies} is back: {self._name} is the target's own", "dim")
             )
@@ -403,3 +329,9 @@ class OfflineCheck:
             self._goes_on(f"and corrects {self._name}", 0)
         self._print_rest(done.text)
         self._say(Text(f"checked · {tokens(len(self._told.ids))} · verified", "dim"))
+
+    def _stays(self) -> None:
+        """Say that a part of the answer stays unverified, although the verifier is there."""
+        self._print_rest()
+        stays = f"{self._who_verifies} has not checked all of {self._name}: it stays so"
+        self._say(Text(stays, style="yellow"))

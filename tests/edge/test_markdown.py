@@ -14,6 +14,7 @@ from rich.text import Text
 
 from edge_client.cli.dialogue import Dialogue
 from edge_client.cli.offline_check import OfflineCheck
+from edge_client.cli.written_answer import WrittenAnswer
 from edge_client.events import AnswerSoFar, Confirm, Done, Event, Prompt, Retract, Token
 from edge_client.screen.live import PROVISIONAL
 from edge_client.screen.markdown import CODE, MARK, MarkdownLines
@@ -191,8 +192,9 @@ async def test_a_late_correction_goes_on_in_the_block_where_it_begins() -> None:
     said: list[Text] = []
     client: Any = SimpleNamespace(link=SimpleNamespace(up=True), settings=ClientSettings())
     conversation: Any = Corrected()
+    answer = WrittenAnswer(dialogue, message, told)
     check = OfflineCheck(
-        client, conversation, dialogue, message, told, say=said.append, markdown=True
+        client, conversation, [answer], is_latest_turn=True, say=said.append, markdown=True
     )
     check.start()
     await check.finish()

@@ -7,12 +7,14 @@ import asyncio
 import contextlib
 import io
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.emulated import slowed_down
@@ -21,11 +23,14 @@ from cloud_verifier.model import load
 from cloud_verifier.settings import Settings
 from edge_client.cli.chat import ChatLoop
 from edge_client.cli.dialogue import Dialogue
+from edge_client.cli.offline_check import OfflineCheck
+from edge_client.cli.written_answer import WrittenAnswer
 from edge_client.client import EdgeClient
-from edge_client.events import Done
+from edge_client.events import AnswerSoFar, Confirm, Done, Event, Prompt
 from edge_client.settings import ClientSettings
 from moa.process.listening import Port
 from tests.edge.test_chat import CTRL_C, Lines
+from tests.edge.test_screen import done, token
 
 QUESTION = "Tell me a story about a dog and a garden."
 """The demo's drafter answers it with another text than its target."""
@@ -179,3 +184,100 @@ async def test_a_check_without_news_is_counted_below_what_is_typed() -> None:
     """Each second, by the check itself: nothing else happens meanwhile."""
     _, _, shown = await chat(QUESTION, "up", sees("waiting for 1 s"), forward=3.0)
     assert any(line.startswith("checking the last answer") for line in shown)
+
+
+async def test_what_a_continued_answer_goes_on_from_is_told_too() -> None:
+    dialogue, screen, _ = await chat(*QUESTIONS[:2], "/continue", CTRL_C, CTRL_C)
+    assert screen.count("this goes on from an answer of which") == 2
+    assert len(dialogue.messages) == 4
+
+
+class Scripted:
+    """A conversation that verifies what it is asked for again, and cannot recheck."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[dict[str, str]], dict[str, Any]]] = []
+
+    async def generate(
+        self, messages: list[dict[str, str]], written: Sequence[int], **how: Any
+    ) -> AsyncGenerator[Event, None]:
+        how.pop("grammar")
+        self.asked.append((messages, how))
+        yield Prompt(ids=[1])
+        for position in range(1, len(written) + 1):
+            yield token(position, "", "provisional")
+        yield Confirm(start=1, stop=1 + len(written))
+        yield done("alone")
+
+    async def recheck(self) -> AsyncGenerator[Event, None]:
+        raise ZeroDivisionError("by zero")
+        yield done("")
+
+
+def written_alone(dialogue: Dialogue, question: str) -> WrittenAnswer:
+    dialogue.take(question)
+    told = AnswerSoFar()
+    for event in (Prompt(ids=[1]), token(1, "alone", "provisional"), done("alone", verified=False)):
+        told.take(event)
+    return WrittenAnswer(dialogue, dialogue.answered("alone"), told)
+
+
+async def checked(
+    scripted: Scripted, *answers: WrittenAnswer, is_latest_turn: bool = False
+) -> tuple[OfflineCheck, list[str]]:
+    """A check that has come to its end, and what it has said."""
+    said: list[Text] = []
+    client: Any = SimpleNamespace(link=SimpleNamespace(up=True), settings=ClientSettings())
+    conversation: Any = scripted
+    check = OfflineCheck(
+        client, conversation, answers, is_latest_turn=is_latest_turn, say=said.append
+    )
+    check.start()
+    await check.finish()
+    return check, [text.plain for text in said]
+
+
+async def test_each_answer_is_checked_with_the_system_message_and_settings_it_was_asked_with() -> (
+    None
+):
+    dialogue = Dialogue(ClientSettings(), "Be short.")
+    first = written_alone(dialogue, "one")
+    dialogue.take("/system Be long.")
+    dialogue.take("/set top_k 3")
+    second = written_alone(dialogue, "two")
+    dialogue.take("/system Be kind.")
+    scripted = Scripted()
+    check, _ = await checked(scripted, first, second)
+    (earlier, as_before), (later, changed) = scripted.asked
+    assert [message["content"] for message in earlier] == ["Be short.", "one"]
+    assert [message["content"] for message in later] == ["Be long.", "one", "alone", "two"]
+    assert (as_before, changed) == ({}, {"top_k": 3})
+    assert check.unverified == 0
+
+
+async def test_a_check_that_fails_says_so() -> None:
+    """Its exception was lost with the task, and the status stood still."""
+    answer = written_alone(Dialogue(ClientSettings()), "one")
+    check, said = await checked(Scripted(), answer, is_latest_turn=True)
+    assert said == [
+        "the last answer stays unverified: the check failed: ZeroDivisionError: by zero"
+    ]
+    assert check.status == ""
+
+
+def test_an_answer_that_is_gone_has_a_name_until_its_check_has_ended() -> None:
+    dialogue = Dialogue(ClientSettings())
+    answer = written_alone(dialogue, "one")
+    written_alone(dialogue, "two")
+    assert answer.name == 'the answer to "one"'
+    dialogue.take("/new")
+    dialogue.take("three")
+    assert answer.name == "an earlier answer"
+
+
+async def test_a_stopped_answer_is_not_checked_and_nobody_is_told_that_it_will_be() -> None:
+    answer = written_alone(Dialogue(ClientSettings()), "one")
+    answer.is_wanted = False
+    check, said = await checked(Scripted(), answer)
+    assert (check.status, said) == ("", [])
+    assert check.unverified == 1

@@ -49,7 +49,7 @@ class Dying:
         said = next(at for at in range(len(SAID), -1, -1) if prompt.endswith(SAID[:at]))
         if self.back:
             answer = stream(chunk(SAID[said:]), chunk("", "stop"), "data: [DONE]\n\n")
-        elif not said:
+        elif not said and not self.failed:
             answer = stream(chunk(SAID[: len(SAID) // 2]), 0.01)  # cut there
         else:
             self.failed += 1
@@ -98,6 +98,46 @@ async def test_a_chat_corrects_its_answer_when_the_upstream_is_back() -> None:
     assert dialogue.messages[1]["content"].strip() == SAID.strip()
     assert "the verifier is back, and corrects the last answer:" in screen.getvalue()
     assert "it stays so" not in screen.getvalue()
+
+
+async def test_all_answers_of_an_outage_wait_for_the_upstream() -> None:
+    """The check of several ended as soon as the upstream had refused for as long as an answer is
+    waited for."""
+    dying = Dying()
+    screen = io.StringIO()
+
+    async def fails_on(reader: Waits) -> None:
+        failed_before = dying.failed
+        async with asyncio.timeout(60):
+            while dying.failed == failed_before:
+                await asyncio.sleep(0.01)
+
+    async def waits(reader: Waits) -> None:
+        """Else the next question waits for the check, which waits for the upstream."""
+        async with asyncio.timeout(60):
+            while "checked when the verifier is back" not in reader.shown[-1]:
+                await asyncio.sleep(0.01)
+
+    async def returns(reader: Waits) -> None:
+        dying.back = True
+
+    async def both_are_verified(reader: Waits) -> None:
+        async with asyncio.timeout(60):
+            while screen.getvalue().count("· verified") < 2:
+                await asyncio.sleep(0.01)
+
+    async with running(dying) as upstream, behind(upstream) as settings:
+        questions = (QUESTION, fails_on, waits, "And another?", fails_on)
+        reader = Waits(screen, *questions, returns, both_are_verified)
+        dialogue = Dialogue(settings)
+        console = Console(file=screen, width=200, markup=False, highlight=False)
+        async with EdgeClient(settings) as client, client.conversation() as conversation:
+            await client.wait_online(60)
+            parts: Any = (client, conversation, dialogue, reader, console)
+            await ChatLoop(*parts).run()
+    assert "it stays so" not in screen.getvalue()
+    for answer in dialogue.messages[1::2]:
+        assert answer["content"].strip() == SAID.strip()
 
 
 async def test_an_upstream_that_fails_while_its_answer_is_broken_off_leaves_nothing_behind() -> (

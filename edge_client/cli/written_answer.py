@@ -1,0 +1,104 @@
+"""An answer of a chat that is to be verified later: what it says, and how it is asked for again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+
+from edge_client.cli.dialogue import Dialogue, DialogueMessage
+from edge_client.conversation import Conversation
+from edge_client.events import AnswerSoFar, Event, Retract, Token
+from moa.grammar.spec import Grammar
+from moa.safe_text import safe_line
+
+_QUOTED = 30
+"""Characters of a question by which its answer is named."""
+
+
+class WrittenAnswer:
+    """An answer of which the device has written a part alone, or that goes on from one of those."""
+
+    def __init__(
+        self,
+        dialogue: Dialogue,
+        message: DialogueMessage,
+        told: AnswerSoFar,
+        *,
+        grammar: Grammar | None = None,
+        is_wanted: bool = True,
+    ) -> None:
+        """Note an answer that has just ended, with the settings and the system message that it was
+        asked for with: they may be others later. `message` holds its text in the dialogue, and
+        `told` which of its tokens are verified. It matches the `grammar`. One that the user has
+        stopped is not `is_wanted`: it is not checked."""
+        self._dialogue = dialogue
+        self.message = message
+        self.told = told
+        self.is_wanted = is_wanted
+        self._grammar = grammar
+        self._opening = dialogue.opening()
+        self._changes = dict(dialogue.changes)
+        self.begun = message["content"].removesuffix(
+            told.done.text if told.done else told.text_of()
+        )
+        """What an earlier turn had written of the message."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is still in the dialogue."""
+        return self._dialogue.holds(self.message)
+
+    @property
+    def unverified(self) -> int:
+        """Tokens of it that are not verified."""
+        if self.told.done is not None and self.told.done.verified:
+            return 0
+        return len(self.told.ids) - self.told.final
+
+    @property
+    def name(self) -> str:
+        """What the user may call it: the last one, or by its question."""
+        if not self.is_held:
+            return "an earlier answer"
+        if self._dialogue.messages[-1] is self.message:
+            return "the last answer"
+        words = " ".join(self._dialogue.before(self.message)[-1]["content"].split())
+        quoted = words if len(words) <= _QUOTED else words[: _QUOTED - 1] + "…"
+        return f'the answer to "{safe_line(quoted)}"'
+
+    def keep(self, text: str | None = None) -> None:
+        """Let the dialogue go on from the text as it is now, or from this text of the latest turn."""
+        now = self.told.text_of() if text is None else text
+        self._dialogue.correct(self.message, self.begun + now)
+
+    def cut_to_verified(self) -> list[int]:
+        """Take the unverified end out of the message; returns its tokens. Call it when no check
+        runs."""
+        self.keep(self.told.text_of(0, self.told.final))
+        return self.told.ids[self.told.final :]
+
+    async def asked_again(self, conversation: Conversation) -> AsyncGenerator[Event, None]:
+        """Ask for it once more, behind the dialogue as it is now, with the tokens that were written
+        as its beginning: the verifier checks them. Yields what changes in them. None of them counts
+        as verified at first, for what is before them may have changed."""
+        told = self.told
+        written = list(told.ids)
+        told.done = None
+        told.final = 0
+        told.statuses = ["provisional"] * len(written)
+        known = len(written)
+        begun = [{"role": "assistant", "content": self.begun}] if self.begun else []
+        events = conversation.generate(
+            [*self._opening, *self._dialogue.before(self.message), *begun],
+            written=written,
+            grammar=self._grammar,
+            **self._changes,
+        )
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if isinstance(event, Token) and known:
+                    known -= 1  # it is told once more what was written
+                    continue
+                if isinstance(event, Retract):
+                    known = 0
+                yield event
