@@ -31,7 +31,7 @@ async def main(verifier: str, questions: Sequence[str] = QUESTIONS) -> list[str]
                     answers.append(event.text)
                     print(f"  {event.text}{mark(event)}", flush=True)
             if conversation.unverified:
-                print("  (waits for the verifier, which checks this before the next question)")
+                print("  (the verifier is asked to check this before the next question)")
                 async for event in conversation.recheck():
                     if isinstance(event, Done):
                         answers[-1] = event.text

@@ -22,10 +22,8 @@ COMMAND = "COMMAND"
 """What a program with subcommands calls them."""
 _MISSING = "the following arguments are required"
 """How `argparse` begins to say that a flag or a word is missing."""
-_LONGEST_FLAG = 60
-"""Characters of an unknown flag that are shown."""
 _LONGEST_WORD = 60
-"""Characters of a word that no command takes that are shown."""
+"""Characters of an unknown flag, or of a word that no command takes, that are shown."""
 _ADDRESS_FLAGS = {
     "ws": "--verifier",
     "wss": "--verifier",
@@ -108,7 +106,7 @@ class CommandParser(argparse.ArgumentParser):
             is_beginning = any(one.startswith(flag) for one in known)  # argparse completes it
             if not flag.startswith("--") or is_beginning:
                 continue
-            line = f"there is no flag {safe_line(flag, _LONGEST_FLAG)}"
+            line = f"there is no flag {safe_line(flag, _LONGEST_WORD)}"
             # Without the dashes, which all have: they would make any two short flags look alike.
             names = [one.removeprefix("--") for one in known]
             close = difflib.get_close_matches(flag.removeprefix("--"), names, n=1)

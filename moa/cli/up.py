@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import glob
 import json
 import os
 import shutil
@@ -274,7 +275,7 @@ async def _left_nothing(bundle: str, child: asyncio.subprocess.Process) -> Async
         yield
     finally:
         place = Path(bundle)
-        for folder in place.parent.glob(f".{place.name}.building-{child.pid}-*"):
+        for folder in place.parent.glob(f".{glob.escape(place.name)}.building-{child.pid}-*"):
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
