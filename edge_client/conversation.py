@@ -118,7 +118,9 @@ class Conversation:
             )
         with self._turn():
             shell = await self._prepare(question, settings, prediction, grammar)
-            _begin_with(shell.machine.transcript, written)
+            if written:
+                _begin_with(shell.machine.transcript, written)
+                shell.machine.continue_settling(perf_counter())  # a slow verifier takes its time
             yield Prompt(ids=question.ids)
             if question.left_out:
                 yield Notice(message=left_out_notice(question.left_out))

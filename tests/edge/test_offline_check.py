@@ -169,6 +169,21 @@ async def test_all_answers_of_an_outage_are_checked_each_behind_the_corrected_on
     assert dialogue.messages == await without_an_outage(*QUESTIONS)
 
 
+async def test_what_was_written_is_checked_by_a_verifier_that_is_slower_than_a_turn_settles() -> (
+    None
+):
+    port = Port("127.0.0.1", 0)
+    settings = ClientSettings(verifier=f"ws://127.0.0.1:{port.number}", settle_seconds=0.01)
+    async with slow_verifier(port, 0.4), EdgeClient(settings) as client:
+        await client.wait_online(60)
+        async with client.conversation() as conversation:
+            turn = conversation.generate(QUESTION, written=[5, 6, 7, 8], max_new_tokens=4)
+            async with contextlib.aclosing(turn):
+                done = [event async for event in turn][-1]
+    assert isinstance(done, Done)
+    assert done.verified
+
+
 async def test_what_is_taken_back_leaves_the_check_of_the_answers_before_it() -> None:
     dialogue, screen, _ = await chat(*QUESTIONS[:2], "/undo", "up", sees("· verified"), forward=0.0)
     assert dialogue.messages == await without_an_outage(QUESTIONS[0])
