@@ -21,5 +21,6 @@ def main(verifier: str, prompt: str = "What is 17 plus 25?") -> Answer:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit("usage: python examples/ask.py ws://HOST:PORT [QUESTION]")
+        print("usage: python examples/ask.py ws://HOST:PORT [QUESTION]", file=sys.stderr)
+        sys.exit(2)
     main(*sys.argv[1:3])

@@ -31,5 +31,8 @@ async def main(verifier: str, prompts: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        print("usage: python examples/batch.py ws://HOST:PORT < prompts.txt", file=sys.stderr)
+        sys.exit(2)
     for line in asyncio.run(main(sys.argv[1], sys.stdin.read().splitlines())):
         print(line)

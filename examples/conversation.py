@@ -42,5 +42,6 @@ async def main(verifier: str, questions: Sequence[str] = QUESTIONS) -> list[str]
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit("usage: python examples/conversation.py ws://HOST:PORT")
+        print("usage: python examples/conversation.py ws://HOST:PORT", file=sys.stderr)
+        sys.exit(2)
     asyncio.run(main(sys.argv[1]))

@@ -54,4 +54,7 @@ async def main(verifier: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        print("usage: python examples/robot.py ws://HOST:PORT", file=sys.stderr)
+        sys.exit(2)
     asyncio.run(main(sys.argv[1]))

@@ -37,4 +37,7 @@ async def main(verifier: str, prompt: str = "Tell me a short story with Ada.") -
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        print("usage: python examples/stream.py ws://HOST:PORT", file=sys.stderr)
+        sys.exit(2)
     asyncio.run(main(sys.argv[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -43,14 +44,25 @@ async def test_a_stream_and_a_conversation_end_with_their_texts(
     assert answers[0] == text
 
 
-def test_a_program_without_an_address_says_how_it_is_called() -> None:
-    for program in (ask, conversation):
-        assert program.__file__
-        ended = subprocess.run([sys.executable, program.__file__], capture_output=True, text=True)
-        assert ended.returncode == 1
-        name = Path(program.__file__).name
-        (line,) = ended.stderr.splitlines()
-        assert line.startswith(f"usage: python examples/{name} ws://HOST:PORT")
+FILES = {path.stem: path for path in Path(ask.__file__).parent.glob("[a-z]*.py")}
+"""All examples, also those that are added later."""
+NEEDS_AN_ADDRESS = sorted(
+    name for name, file in FILES.items() if re.search(r"main\(verifier: str[,)]", file.read_text())
+)
+
+
+@pytest.mark.parametrize("name", NEEDS_AN_ADDRESS)
+def test_a_program_without_an_address_says_how_it_is_called(name: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, FILES[name]], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"usage: python examples/{name}.py ws://HOST:PORT")
+
+
+def test_the_programs_that_need_an_address_are_found() -> None:
+    assert {"ask", "batch", "conversation", "robot", "stream"} <= set(NEEDS_AN_ADDRESS)
 
 
 async def test_a_conversation_marks_what_is_not_verified(
