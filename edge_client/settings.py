@@ -133,9 +133,10 @@ class ClientSettings:
     offline_after: float = 1.0
     """Write provisionally after a wait of at least so many seconds beyond the usual; longer, where a
     round trip or the target's forward is slow."""
-    settle_seconds: float = 5.0
+    settle_seconds: float | None = None
     """Least seconds to wait for the check of offline text once it is complete, whatever keeps the
-    verifier from it; longer with a slow target."""
+    verifier from it; longer with a slow target. Not set: 5, or half a second where nothing
+    listens at the verifier's address and nothing ever has."""
     answer_seconds: float = 120.0
     """Longest wait for an answer on a live connection, in seconds; then the round is sent on a new
     one."""
@@ -176,7 +177,7 @@ class ClientSettings:
                 raise ConfigError(f"{field} must be one of {choices}, not {value!r}")
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"{field} must be a finite number, not {value}")
-            if field in _LEAST and value < _LEAST[field]:
+            if field in _LEAST and value is not None and value < _LEAST[field]:
                 raise ConfigError(f"{field} must be at least {_LEAST[field]}, not {value}")
             if field in _POSITIVE and value <= 0:
                 raise ConfigError(f"{field} must be above 0, not {value}")
@@ -221,7 +222,10 @@ class ClientSettings:
     @property
     def patience(self) -> Patience:
         """How long a turn waits for what."""
-        return Patience(self.offline_after, self.settle_seconds, self.answer_seconds)
+        settle: dict[str, float] = {}
+        if self.settle_seconds is not None:  # a verifier that is being started is worth this wait
+            settle = {"settle": self.settle_seconds, "settle_unheard": self.settle_seconds}
+        return Patience(self.offline_after, answer=self.answer_seconds, **settle)
 
     @property
     def record_rate(self) -> int:
@@ -273,7 +277,7 @@ class TurnChanges(TypedDict, total=False):
     on_reconnect: OnReconnect
     max_offline_tokens: int
     offline_after: float
-    settle_seconds: float
+    settle_seconds: float | None
     answer_seconds: float
 
 
@@ -302,7 +306,13 @@ class SettingChanges(TurnChanges, total=False):
 
 
 _HINTS: dict[str, Any] = typing.get_type_hints(ClientSettings)
-_WORDS = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
+_WORDS = {
+    float: "a number",
+    float | None: "a number",
+    int: "a whole number",
+    bool: "true or false",
+    str: "a text",
+}
 
 
 def config_file(named: Path | None = None, environment: Mapping[str, str] = os.environ) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from dataclasses import dataclass, field
@@ -49,6 +50,8 @@ class Dialling:
     """Why connecting has stopped; `new_turn` starts it again."""
     last_error: MoaError | None = None
     """Why the latest attempt failed."""
+    port_is_closed: bool = False
+    """Whether the latest attempt was refused because nothing listens at the address."""
     cut: bool = False
     """Disconnected on purpose: no attempt is due."""
     failures: int = 0
@@ -72,16 +75,17 @@ class Dialling:
         """Note that the verifier has sent its welcome."""
         self._up_since = now
         self.last_error = None
+        self.port_is_closed = False
 
     def won(self) -> None:
         """Note that tokens arrived: however soon the connection ends, the next one may begin at
         once."""
         self._won = True
 
-    def ended(self, error: MoaError, now: float) -> None:
+    def ended(self, error: MoaError, now: float, *, port_is_closed: bool = False) -> None:
         """Note that an attempt failed or a connection ended, and decide when the next attempt may
         begin: after a pause that grows with each failure in a row, or as long as the verifier has
-        asked for."""
+        asked for. `port_is_closed` says that nothing listens at the address."""
         if self._up_since is not None:
             self.down_since = now
             has_settled = now - self._up_since >= _SETTLED_SECONDS
@@ -90,6 +94,7 @@ class Dialling:
         self._won = False
         self._up_since = None
         self.last_error = error
+        self.port_is_closed = port_is_closed
         self._ended_at = now
         self.failures += 1
         if isinstance(error, RemoteError) and error.code in _FINAL:
@@ -103,6 +108,15 @@ class Dialling:
         for a connection, the cause of the last failure may be gone."""
         self.refused = None
         self.retry.not_before = min(self.retry.not_before, self._ended_at + _LEAST_PAUSE)
+
+
+def is_closed_port(error: BaseException) -> bool:
+    """Whether an attempt failed because nothing listens at the address: its machine has refused the
+    connection."""
+    if not isinstance(error, OSError):
+        return False
+    # A name with several addresses: asyncio joins what went wrong at each of them into one text.
+    return error.errno == errno.ECONNREFUSED or f"[Errno {errno.ECONNREFUSED}]" in str(error)
 
 
 def explain(

@@ -23,7 +23,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from edge_client.link.connection import Connection
-from edge_client.link.dialling import Dialling, explain, refusal
+from edge_client.link.dialling import Dialling, explain, is_closed_port, refusal
 from edge_client.link.estimates import RoundTrip
 from edge_client.link.mailbox import Mailbox
 from edge_client.link.record_flow import RecordFlow
@@ -265,7 +265,9 @@ class VerifierLink:
             except Exception as error:  # after any error the device continues and connects again
                 if not self._wanted:
                     return
-                self.dialling.ended(self._explain(error), perf_counter())
+                self.dialling.ended(
+                    self._explain(error), perf_counter(), port_is_closed=is_closed_port(error)
+                )
             self.up = False
             self._connection = None
             self._tell_all()

@@ -40,6 +40,9 @@ class Patience:
     """Wait beyond the usual, after which the device writes offline."""
     settle: float = 5.0
     """Wait for the check of offline text, once it is complete."""
+    settle_unheard: float = 0.5
+    """The same where nothing listens at the verifier's address, and nothing ever has: a verifier
+    that was never there does not come back."""
     answer: float = 120.0
     """Wait for an answer on a live connection; then the round is sent on a new connection."""
     late_pace: float = pacing.LATE_PACE
@@ -66,6 +69,8 @@ class Deadlines:
     """When the latest request was sent."""
     _down_since: float | None = None
     """Since when there has been no connection; None while there is one."""
+    _unheard: bool = False
+    """Whether nothing listens at the verifier's address, and nothing ever has."""
     _usual: float = 0.0
     """Seconds that the pending answer may take without being late."""
     _blocked_since: float | None = None
@@ -145,10 +150,12 @@ class Deadlines:
         """Note that the connection is up."""
         self._down_since = None
 
-    def lost(self, since: float) -> None:
-        """Note that the connection has been down since then, or for longer."""
+    def lost(self, since: float, *, unheard: bool = False) -> None:
+        """Note that the connection has been down since then, or for longer. `unheard`: nothing
+        listens at the verifier's address, and nothing ever has."""
         if self._down_since is None:
             self._down_since = since
+        self._unheard = unheard
 
     def write_at(self) -> float:
         """When the device may write its next offline token."""
@@ -169,10 +176,15 @@ class Deadlines:
         if self._blocked_since is None:
             self._blocked_since = now
         if self._down_since is not None:  # nothing is on its way
-            away = self.patience.answer if patient else self.waits.settle_away
-            return self._blocked_since + away
+            return self._blocked_since + self._away(patient=patient)
         patience = self.patience.answer if patient else self.waits.settle
         return max(self._blocked_since, self._expected_at) + patience
+
+    def _away(self, *, patient: bool) -> float:
+        """Seconds for which a verifier without a connection is waited for."""
+        if patient:
+            return self.patience.answer
+        return self.patience.settle_unheard if self._unheard else self.waits.settle_away
 
     @property
     def _sign(self) -> float:

@@ -149,15 +149,24 @@ class TurnMachine:
             self._computes = computes
         return not computes or computes == self._computes
 
-    def link_down(self, since: float, why: MoaError | None, *, refused: bool = False) -> None:
+    def link_down(
+        self,
+        since: float,
+        why: MoaError | None,
+        *,
+        refused: bool = False,
+        unheard: bool = False,
+    ) -> None:
         """Go on without a connection, which has been down since `since` for the reason `why`.
-        `refused` says that no new attempt is made before the next turn."""
+        `refused` says that no new attempt is made before the next turn, `unheard` that nothing
+        listens at the verifier's address, and nothing ever has."""
         if self.reach.lost(why.line() if why else "", refused=refused):
             self._give_up("the connection is lost again and again")
         self.left += self.unsent_closes()
         # Another connection would refuse the unsent messages until the session is resumed there.
         self._outbox.clear()
-        self.deadlines.lost(since)
+        # Whoever asks for a check waits as long for a verifier that is yet to be started.
+        self.deadlines.lost(since, unheard=unheard and not self._rechecks)
         self.session_state.lost()
         self.ahead.lost()
 

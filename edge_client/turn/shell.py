@@ -172,7 +172,12 @@ class TurnShell:
         """Tell the machine that the link is down, since when and why."""
         dialling = link.dialling
         refused = link.state == "refused"
-        self.machine.link_down(dialling.down_since, dialling.last_error, refused=refused)
+        self.machine.link_down(
+            dialling.down_since,
+            dialling.last_error,
+            refused=refused,
+            unheard=dialling.port_is_closed and not link.connections,
+        )
 
     async def _send(self, messages: Sequence[ClientMessage], box: Mailbox) -> None:
         """Send these messages, if there is a link; their answers come to `box`."""

@@ -14,7 +14,9 @@ import pytest
 
 from edge_client.client import EdgeClient
 from edge_client.events import Token
+from edge_client.settings import ClientSettings
 from edge_client.tools.emulated_network import LinkProxy
+from edge_client.turn.deadlines import Patience
 from moa.process.listening import Port
 from moa.target.torch_target import Row, Step
 from tests.edge import kit
@@ -215,3 +217,34 @@ async def test_a_device_that_may_open_no_more_files_writes_alone_until_it_may() 
 
             reader = await survives(client, end_shortage)
     assert any(isinstance(one, Token) and one.status == "provisional" for one in reader.events)
+
+
+NO_END = 1e6
+"""Seconds that no test waits for."""
+
+
+async def test_an_answer_ends_where_nothing_listens_and_waits_for_a_verifier_that_was_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second of them ends only because its verifier is back."""
+    patience = Patience(offline_after=0.1, settle=NO_END, settle_unheard=0.1)
+    monkeypatch.setattr(ClientSettings, "patience", property(lambda _: patience))
+    how: dict[str, Any] = {"max_new_tokens": COUNT, "max_offline_tokens": 0, "ignore_eos": True}
+    port = Port("127.0.0.1", 0)
+    with port.socket:
+        address = f"ws://127.0.0.1:{port.number}"
+        async with EdgeClient(verifier=address, device=kit.device(), **how) as client:
+            alone = await kit.transcribe(client, IDS)
+            assert alone.done is not None
+            assert not alone.done.verified
+    async with kit.linked(kit.device(), **kit.FAST | how) as (client, _, link):
+        await client.wait_online(60)
+        link.go_down()
+        monkeypatch.setattr("edge_client.link.websocket.is_closed_port", lambda _: True)
+        later = kit.Reader()
+        async for event in client.generate(ids=IDS):
+            later.take(event)
+            if len(later.tokens) == COUNT and not all(later.verified):
+                link.restore()
+        assert later.tokens == truth(IDS)[:COUNT]
+        assert all(later.verified)

@@ -77,6 +77,7 @@ def test_the_order(tmp_path: Path) -> None:
         ("", {}, {"max_new_tokens": -1}, "max_new_tokens"),
         ("", {}, {"max_kbps": -1.0}, "max_kbps must be"),
         ("", {}, {"settle_seconds": -1.0}, "settle_seconds must be at least 0"),
+        ("settle_seconds = 'long'", {}, {}, "settle_seconds must be a number, not 'long'"),
         ("", {}, {"offline": True, "verifier": "local"}, "--offline"),
         ("", {}, {"max_kbps": float("inf")}, "max_kbps must be a finite number"),
         ("max_kbps = inf", {}, {}, "max_kbps must be a finite number"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import shutil
 import socket
 import ssl
@@ -18,10 +19,11 @@ from websockets.exceptions import ConnectionClosedError, InvalidMessage
 from websockets.frames import Close
 
 from edge_client.client import EdgeClient
-from edge_client.link.dialling import Dialling, explain
+from edge_client.link.dialling import Dialling, explain, is_closed_port
 from edge_client.link.retry import Retry
 from edge_client.link.websocket import Endpoint, VerifierLink, tls_context
 from moa.errors import LinkError, MoaError
+from moa.process.listening import Port
 from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, Code, encode
 from moa.wire.messages import (
     Ack,
@@ -358,6 +360,22 @@ def test_tokens_before_a_welcome_say_nothing_of_the_next_connection() -> None:
     dialling.welcomed(100)
     dialling.ended(LinkError("cut"), 100)
     assert dialling.retry.not_before == 100 + 2.0
+
+
+async def test_a_port_where_nothing_listens_is_told_from_one_that_does_not_answer() -> None:
+    """Also where a name has several addresses: asyncio makes one error of those of all."""
+    closed = Port("127.0.0.1", 0)  # it is taken, so that nobody else listens there
+    with closed.socket:
+        try:
+            async with asyncio.timeout(60):
+                await asyncio.open_connection("127.0.0.1", closed.number)
+        except OSError as error:
+            refused = error
+        assert is_closed_port(refused)
+        assert is_closed_port(OSError(f"Multiple exceptions: {refused}, [Errno 99] Cannot assign"))
+    assert not is_closed_port(TimeoutError())
+    assert not is_closed_port(OSError(errno.EHOSTUNREACH, "No route to host"))
+    assert not is_closed_port(LinkError(f"[Errno {errno.ECONNREFUSED}]"))
 
 
 async def test_a_pause_ends_when_the_user_asks_for_a_connection() -> None:

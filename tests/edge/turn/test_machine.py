@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from edge_client.settings import ClientSettings
 from edge_client.turn.deadlines import Patience
-from moa.errors import RemoteError
+from moa.errors import LinkError, RemoteError
 from moa.wire.messages import Close, Error, Foresee, Open, StreamTokens
 from tests.edge.turn.world import World, truth
 
@@ -356,6 +357,47 @@ def test_without_a_verifier_or_with_wrong_credentials_nothing_is_waited_for() ->
         assert world.run() == "length"
         assert world.now < longest
         assert world.reader.states[-1] == state
+
+
+def unheard(*, back_after: float | None = None, **how: Any) -> World:
+    """Nothing listens at the verifier's address, until one is started there if that is asked for."""
+    world = World(up_after=None, count=8, **how)
+    why = LinkError("refused")
+    world.at(0.1, lambda: world.machine.link_down(0.0, why, unheard=True))
+    if back_after is not None:
+        world.at(back_after, world.connect)
+    return world
+
+
+def test_a_verifier_that_was_never_there_is_waited_for_half_a_second() -> None:
+    """It was waited for as long as for one whose connection was lost."""
+    world = unheard()
+    assert world.run() == "length"
+    assert 0.5 <= world.now < 2.0, "the first wait before it writes is a second"
+    assert world.reader.states[-1] == "offline"
+    started = unheard(back_after=1.2)
+    ends_exact(started)
+
+
+def test_a_wait_that_was_asked_for_is_kept_for_a_verifier_that_is_yet_to_be_started() -> None:
+    patience = ClientSettings(settle_seconds=8.0).patience
+    ends_exact(unheard(back_after=6.0, patience=patience))
+
+
+def test_a_verifier_that_was_there_is_waited_for_although_its_port_is_closed_now() -> None:
+    world = World(patience=ClientSettings().patience)
+    world.outage(0.2, 5.0)
+    ends_exact(world)
+    assert world.now > 5.0
+
+
+def test_whoever_asks_for_a_check_waits_for_a_verifier_that_was_never_there() -> None:
+    world = unheard()
+    world.run()
+    world.recheck()
+    world.machine.link_down(0.0, LinkError("refused"), unheard=True)
+    world.at(4.0, world.connect)
+    ends_exact(world)
 
 
 # ---- a verifier that breaks the rules
