@@ -18,8 +18,10 @@ from edge_client.cli.dialogue import (
     Continue,
     Dialogue,
     Edit,
+    Loaded,
     NextStep,
     Quit,
+    Unverified,
 )
 from edge_client.cli.offline_check import OfflineCheck
 from edge_client.cli.written_answer import WrittenAnswer
@@ -176,7 +178,8 @@ class ChatLoop:
             if line is None:
                 self._say_what_is_left()
                 return
-            self._dialogue.unverified = self._unverified
+            open_answers = self._check.open_answers if self._check is not None else []
+            self._dialogue.unverified = [answer.saved for answer in open_answers]
             try:
                 step = self._dialogue.take(line)
                 if isinstance(step, Quit):
@@ -225,8 +228,20 @@ class ChatLoop:
                 await self._ask(step)
             case Edit(text):
                 self._reader.prefill(text)
+            case Loaded(text, unverified):
+                self._console.print(safe_text(text), style="dim")
+                self._take_up(unverified)
             case str():
                 self._console.print(safe_text(step), style="dim")
+
+    def _take_up(self, unverified: Sequence[Unverified]) -> None:
+        """Go on with the answers of a conversation that was loaded: what is not verified of them is
+        counted, and checked when the verifier is there."""
+        codec = self._client.device.codec
+        answers = [
+            WrittenAnswer.loaded(self._dialogue, one, codec, self._schema) for one in unverified
+        ]
+        self._check = self._check_of(answers)
 
     async def _ask(self, step: Ask | Continue) -> None:
         """Answer the question, or go on with the last answer. First the check of what the device

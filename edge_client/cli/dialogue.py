@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -48,6 +49,7 @@ SETTABLE = (
     "max_offline_tokens",
     "settle_seconds",
 )
+_MARK = "\n[not all of this was verified by the target]"
 _LARGEST_FILE = 2**24
 """Bytes of a saved conversation that is loaded."""
 
@@ -72,15 +74,47 @@ class Quit(msgspec.Struct, frozen=True):
     """The end."""
 
 
-NextStep = str | Ask | Continue | Edit | Quit
+@dataclass(frozen=True)
+class Unverified:
+    """How much of an answer is verified. One that stands behind text which may be withdrawn is noted
+    too, verified or not."""
+
+    message: DialogueMessage
+    tokens: int
+    """Those that are not verified; 0 where they are yet to be counted."""
+    verified_characters: int | None
+    """Characters of its text, from the beginning, that are verified; None: all, and its end."""
+    is_wanted: bool = True
+    """Whether it is to be checked: one that the user has stopped is not."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A conversation was loaded, and this text of it is shown; `unverified` are its answers from the
+    first one on of which not all is verified."""
+
+    text: str
+    unverified: list[Unverified]
+
+
+NextStep = str | Ask | Continue | Edit | Loaded | Quit
 """A text is shown to the user."""
 
 
-class _Said(msgspec.Struct, forbid_unknown_fields=True):
+class _Said(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A message in a saved conversation."""
 
     role: Literal["system", "user", "assistant"]
     content: str
+    verified_characters: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Of an answer that is not all verified: how many of its first characters are."""
+    stopped: bool = False
+    """Whether the user has stopped it, so that it is not checked."""
+
+    @property
+    def is_unverified(self) -> bool:
+        """Whether it is an answer of which not all is verified."""
+        return self.role == "assistant" and self.verified_characters is not None
 
 
 class _File(msgspec.Struct):
@@ -104,8 +138,8 @@ class Dialogue:
     """Without the system message."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Settings that were changed, by name."""
-    unverified: int = 0
-    """Tokens of the messages that are not verified, as far as somebody checks them."""
+    unverified: list[Unverified] = field(default_factory=list)
+    """What is not verified of the messages."""
     _read_texts: list[str] = field(default_factory=list)
     """Files that wait for the question that they go with."""
     _files: dict[Path, bytes] = field(default_factory=dict)
@@ -276,7 +310,8 @@ class Dialogue:
         still is as this chat has read or written it."""
         path = _path(name)
         known = self._files.get(path.absolute())
-        said = msgspec.convert([*self.opening(), *self.messages], list[_Said])
+        said = [_Said("system", self.system)] if self.system else []
+        said += [self._marked(message) for message in self.messages]
         content = msgspec.json.format(msgspec.json.encode(_File(said)), indent=1) + b"\n"
         try:
             replace_known(path, content, known)
@@ -292,8 +327,23 @@ class Dialogue:
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
         self._files[path.absolute()] = digest_of(content)
-        unverified = f", of which {not_verified(self.unverified)}" if self.unverified else ""
+        count = sum(one.tokens for one in self.unverified)
+        unverified = f", of which {not_verified(count)}" if count else ""
         return f"{len(self.messages)} messages are in {path}{unverified}"
+
+    def _marked(self, message: DialogueMessage) -> _Said:
+        """Returns a message as it is saved, with what is known of its verification."""
+        said = msgspec.convert(message, _Said)
+        # One that was gone on with while there was no verifier has two: of its beginning and its end.
+        marks = [
+            one
+            for one in self.unverified
+            if one.message is message and one.verified_characters is not None
+        ]
+        if marks:
+            said.verified_characters = marks[0].verified_characters
+            said.stopped = not marks[-1].is_wanted
+        return said
 
     def _load(self, name: str) -> NextStep:
         """Go on with the conversation in a file, in place of the present one; returns its text."""
@@ -310,17 +360,28 @@ class Dialogue:
                 f"{path} is no conversation: {safe_line(str(error))}", hint="/save writes one"
             ) from None
         self._files[path.absolute()] = digest_of(content)
-        messages = [{"role": one.role, "content": one.content} for one in said]
-        self.system = ""
-        if messages and messages[0]["role"] == "system":
-            self.system = messages.pop(0)["content"]
-        self.messages = messages
-        if not messages:
-            return "an empty conversation"
-        return "\n\n".join(f"{one['role']}: {one['content']}" for one in messages)
+        self.system = said.pop(0).content if said and said[0].role == "system" else ""
+        self.messages = [{"role": one.role, "content": one.content} for one in said]
+        if not said:
+            return Loaded("an empty conversation", [])
+        text = "\n\n".join(
+            f"{one.role}: {one.content}{_MARK if one.is_unverified else ''}" for one in said
+        )
+        return Loaded(text, _unverified_of(said, self.messages))
 
     def _quit(self, _: str) -> NextStep:
         return Quit()
+
+
+def _unverified_of(said: Sequence[_Said], messages: Sequence[DialogueMessage]) -> list[Unverified]:
+    """Returns what a file says of its answers, from the first one on of which not all is verified;
+    `messages` are those of the dialogue."""
+    found: list[Unverified] = []
+    for one, message in zip(said, messages, strict=True):
+        if one.role != "assistant" or not (found or one.is_unverified):
+            continue
+        found.append(Unverified(message, 0, one.verified_characters, is_wanted=not one.stopped))
+    return found
 
 
 def _path(name: str) -> Path:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator
 
-from edge_client.cli.dialogue import Dialogue, DialogueMessage
+from edge_client.cli.dialogue import Dialogue, DialogueMessage, Unverified
 from edge_client.conversation import Conversation
-from edge_client.events import AnswerSoFar, Event, Retract, Token
+from edge_client.events import AnswerSoFar, Event, Prompt, Retract, Token
+from edge_client.text.codec import TextCodec
 from moa.grammar.spec import Grammar
 from moa.safe_text import safe_line
+from moa.text_stream import TextStream
 
 _QUOTED = 30
 """Characters of a question by which its answer is named."""
@@ -42,6 +44,32 @@ class WrittenAnswer:
             told.done.text if told.done else told.text_of()
         )
         """What an earlier turn had written of the message."""
+
+    @classmethod
+    def loaded(
+        cls, dialogue: Dialogue, saved: Unverified, codec: TextCodec, grammar: Grammar | None
+    ) -> WrittenAnswer:
+        """Returns an answer of a conversation that was loaded. A file has its text and not its
+        tokens, nor the settings that it was asked for with: those of now count. It is not checked
+        where the tokenizer does not make the same text of it."""
+        text = saved.message["content"]
+        told = _told_of(text, codec, saved.verified_characters)
+        is_same = told.text_of() == text
+        return cls(
+            dialogue,
+            saved.message,
+            told,
+            grammar=grammar,
+            is_wanted=saved.is_wanted and is_same,
+        )
+
+    @property
+    def saved(self) -> Unverified:
+        """What a file says of it."""
+        verified = None
+        if self.unverified:
+            verified = len(self.begun) + len(self.told.text_of(0, self.told.final))
+        return Unverified(self.message, self.unverified, verified, self.is_wanted)
 
     @property
     def is_held(self) -> bool:
@@ -102,3 +130,22 @@ class WrittenAnswer:
                 if isinstance(event, Retract):
                     known = 0
                 yield event
+
+
+def _told_of(text: str, codec: TextCodec, verified_characters: int | None) -> AnswerSoFar:
+    """Returns a text as an answer that was told, of which so many characters are verified; None:
+    all, and its end."""
+    told = AnswerSoFar()
+    stream = TextStream(codec)
+    for token in codec.encode_behind(text):
+        told.ids.append(token)
+        told.texts.append(stream.add(token))
+        is_verified = verified_characters is None or len(stream.text) <= verified_characters
+        told.statuses.append("verified" if is_verified else "provisional")
+    if not told.ids:
+        return told
+    told.texts[-1] += stream.flush()
+    if verified_characters is not None:
+        told.statuses[-1] = "provisional"  # where all of its text is verified, its end is not
+    told.final = (*told.statuses, "provisional").index("provisional")
+    return told

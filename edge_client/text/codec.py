@@ -82,6 +82,10 @@ class TextCodec:
         """Return the ids of a text, with the tokenizer's start token."""
         return self._encode(text, special=True)
 
+    def encode_behind(self, text: str) -> list[int]:
+        """Return the ids of a text that stands behind others, so without a start token."""
+        return self._encode(text, special=False)
+
     @property
     def template(self) -> str:
         """The chat template's source; empty if there is none."""

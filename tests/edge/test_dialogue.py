@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from edge_client.cli.dialogue import COMMANDS, Ask, Continue, Dialogue, Edit, Quit
+from edge_client.cli.dialogue import (
+    COMMANDS,
+    Ask,
+    Continue,
+    Dialogue,
+    Edit,
+    Loaded,
+    Quit,
+    Unverified,
+)
 from edge_client.screen.reader import EditingReader, PlainReader
 from edge_client.settings import ClientSettings
 from moa.errors import UsageError
@@ -19,6 +29,8 @@ def dialogue() -> Dialogue:
 
 def said(dialogue: Dialogue, line: str) -> str:
     step = dialogue.take(line)
+    if isinstance(step, Loaded):
+        return step.text
     assert isinstance(step, str)
     return step
 
@@ -148,6 +160,54 @@ def test_save_and_load(dialogue: Dialogue, tmp_path: Path) -> None:
     assert (tmp_path / "precious.txt").read_text() == "mine"
 
 
+def test_what_is_not_verified_is_marked_in_the_file_and_told_when_it_is_loaded(
+    dialogue: Dialogue, tmp_path: Path
+) -> None:
+    dialogue.system = "Be kind."
+    for answer in ("first", "second", "third", "fourth"):
+        dialogue.take(f"the {answer}?")
+        dialogue.answered(answer)
+    _, second, third, fourth = dialogue.messages[1::2]
+    dialogue.unverified = [
+        Unverified(second, tokens=2, verified_characters=3),
+        Unverified(third, tokens=0, verified_characters=None),  # it stands behind the second
+        Unverified(fourth, tokens=1, verified_characters=6, is_wanted=False),
+    ]
+    assert ", of which 3 tokens are not verified" in said(dialogue, f"/save {tmp_path}/chat.json")
+    saved = json.loads((tmp_path / "chat.json").read_text())["messages"]
+    assert [message.get("verified_characters") for message in saved[2::2]] == [None, 3, None, 6]
+    assert [message.get("stopped", False) for message in saved[2::2]] == [False, False, False, True]
+    other = Dialogue(ClientSettings())
+    loaded = other.take(f"/load {tmp_path}/chat.json")
+    assert isinstance(loaded, Loaded)
+    assert loaded.text.count("[not all of this was verified by the target]") == 2
+    assert "assistant: second\n[not all" in loaded.text
+    assert [(one.verified_characters, one.is_wanted) for one in loaded.unverified] == [
+        (3, True),
+        (None, True),
+        (6, False),
+    ]
+    expected = other.messages[3::2]
+    assert all(
+        one.message is message for one, message in zip(loaded.unverified, expected, strict=True)
+    )
+
+
+def test_an_answer_that_was_gone_on_with_alone_is_marked_from_its_first_unverified_text(
+    dialogue: Dialogue, tmp_path: Path
+) -> None:
+    dialogue.take("hi")
+    message = dialogue.answered("begun and ended")
+    dialogue.unverified = [
+        Unverified(message, tokens=1, verified_characters=3, is_wanted=False),
+        Unverified(message, tokens=2, verified_characters=9),
+    ]
+    said(dialogue, f"/save {tmp_path}/chat.json")
+    _, saved = json.loads((tmp_path / "chat.json").read_text())["messages"]
+    assert saved["verified_characters"] == 3
+    assert "stopped" not in saved
+
+
 @pytest.mark.parametrize("command", ["/new", "/retry", "/load"])
 def test_a_late_correction_of_a_message_that_is_gone_changes_nothing(
     dialogue: Dialogue, tmp_path: Path, command: str
@@ -188,6 +248,10 @@ def test_what_another_program_has_saved_is_not_replaced(dialogue: Dialogue, tmp_
     [
         (b"{", "is no conversation"),
         (b'{"messages": [{"role": "tool", "content": ""}]}', "is no conversation"),
+        (
+            b'{"messages": [{"role": "assistant", "content": "", "verified_characters": -1}]}',
+            "is no conversation",
+        ),
         (b'{"messages": ' + b"[" * 100_000, "is no conversation"),
         (b"\xff", "is no conversation"),
         (b" " * (2**24 + 1), "too large"),

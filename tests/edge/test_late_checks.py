@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import io
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -147,10 +147,21 @@ class World:
             assert answers == question_of(messages[:index]), "text under another question"
 
 
+class Letters:
+    """Each letter is a token."""
+
+    def encode_behind(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+
 async def play(world: World) -> int:
     """A chat from beginning to end; how many checks ended in it."""
     client = SimpleNamespace(
         link=world,
+        device=SimpleNamespace(codec=Letters()),
         shared=SimpleNamespace(max_context=100, link=None, welcome=None),
         settings=SimpleNamespace(max_new_tokens=64, who_verifies="the verifier"),
         wait_online=world.wait_online,

@@ -133,6 +133,17 @@ QUESTIONS = (
 
 
 async def without_an_outage(*questions: str) -> list[dict[str, str]]:
+def verified(count: int) -> Any:
+    """Wait until the user has been told of so many answers that they are verified."""
+
+    async def wait(reader: Waits) -> None:
+        async with asyncio.timeout(60):
+            while reader.screen.getvalue().count("· verified") < count:
+                await asyncio.sleep(0.01)
+
+    return wait
+
+
     """The messages of the same chat where the verifier is always there."""
     port = Port("127.0.0.1", 0)
     messages: list[dict[str, str]] = []
@@ -154,12 +165,7 @@ async def without_an_outage(*questions: str) -> list[dict[str, str]]:
 
 async def test_all_answers_of_an_outage_are_checked_each_behind_the_corrected_ones() -> None:
     """Only the last was checked, behind text of the device's that stood there for good."""
-
-    async def all_are_verified(reader: Waits) -> None:
-        async with asyncio.timeout(60):
-            while reader.screen.getvalue().count("· verified") < len(QUESTIONS):
-                await asyncio.sleep(0.01)
-
+    all_are_verified = verified(len(QUESTIONS))
     dialogue, screen, shown = await chat(*QUESTIONS, "up", all_are_verified, forward=0.0)
     counts = [int(status.split()[0]) for status in shown if "checked when" in status]
     assert counts == sorted(counts)
@@ -190,9 +196,37 @@ async def test_what_is_taken_back_leaves_the_check_of_the_answers_before_it() ->
     assert "corrects the last answer" in screen
 
 
-async def test_what_is_not_verified_is_told_where_it_is_saved(tmp_path: Path) -> None:
-    _, screen, _ = await chat(QUESTION, f"/save {tmp_path / 'chat.json'}")
-    assert re.search(r"2 messages are in .*, of which \d+ tokens are not verified", screen)
+async def test_what_is_not_verified_is_told_where_it_is_saved_and_checked_once_it_is_loaded(
+    tmp_path: Path,
+) -> None:
+    """It was not marked in the file, so that it was taken for the target's."""
+    file = tmp_path / "chat.json"
+    _, screen, _ = await chat(*QUESTIONS[:2], f"/save {file}")
+    assert re.search(r"4 messages are in .*, of which \d+ tokens are not verified", screen)
+    dialogue, screen, shown = await chat(f"/load {file}", "up", verified(2), forward=0.0)
+    assert "[not all of this was verified by the target]" in screen
+    assert any(re.match(r"\d+ tokens not verified: checked when", line) for line in shown)
+    assert dialogue.messages == await without_an_outage(*QUESTIONS[:2])
+
+
+async def test_a_question_behind_a_loaded_answer_is_told_what_it_goes_on_from(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "chat.json"
+    await chat(QUESTION, f"/save {file}")
+    _, screen, _ = await chat(f"/load {file}", "And what is 17 plus 25?", CTRL_C, CTRL_C)
+    assert "this goes on from an answer of which" in screen
+
+
+async def test_a_question_that_replaces_another_waits_for_the_check_of_the_answer_before_it() -> (
+    None
+):
+    """The check was left with the question that was taken back, though the verifier was there."""
+    dialogue, screen, _ = await chat(
+        *QUESTIONS[:2], "up", sees("checking the answer to"), f"/edit {QUESTIONS[2]}"
+    )
+    assert screen.count("this goes on from") == 1, "the second question, before the verifier came"
+    assert dialogue.messages == await without_an_outage(QUESTIONS[0], QUESTIONS[2])
 
 
 async def test_a_check_without_news_is_counted_below_what_is_typed() -> None:
