@@ -381,6 +381,10 @@ class ChatLoop:
         check = self._check
         if check is None:
             return
+        if check.task is None and check.phase != "over":
+            # Its predecessor was left, because the user has taken back the last question.
+            check.start()
+            await asyncio.sleep(0)  # where the verifier is there, it works now
         if check.task is not None and check.is_working:
             self._console.print(f"{check.status}; Ctrl-C goes on without", style="dim")
             with self._following(check), contextlib.suppress(Interrupted):

@@ -138,9 +138,7 @@ class OfflineCheck:
         if self.task is not None and not self.task.done():
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
-            if self._printed is not None:
-                self._current.keep()
-                self._print_rest()
+            self._keep_what_came()
         self.phase = "over"
         self._changed()
 
@@ -166,12 +164,20 @@ class OfflineCheck:
         try:
             await self._check_in_order()
         except Exception as error:
+            self._keep_what_came()
             why = DeviceError.of("the check", error).line()
             self._say(Text(f"{self._name} stays unverified: {why}", style="yellow"))
         finally:
             ticking.cancel()
         self.phase = "over"
         self._changed()
+
+    def _keep_what_came(self) -> None:
+        """Let the dialogue go on from a correction that has ended before its end, and print the rest
+        of what has come of it."""
+        if self._printed is not None and self._current.is_held:
+            self._current.keep()
+            self._print_rest()
 
     async def _check_in_order(self) -> None:
         """Check the answers, as far as they are not verified or go on from one that was changed. One
@@ -259,7 +265,7 @@ class OfflineCheck:
             # A verifier may be there and yet refuse for now, as one whose upstream is away.
             is_away = isinstance(event, Link) and event.state != "online"
             self.phase = "waits" if is_away else "checks"
-        if isinstance(event, Token):
+        if isinstance(event, Token) and event.text:  # an end token alone changes nothing
             self._goes_on(f"and goes on with {self._name}", len(self._told.text_of()))
         self._told.take(event)
         self._note_reading(event)

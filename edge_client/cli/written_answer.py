@@ -90,7 +90,10 @@ class WrittenAnswer:
             return "an earlier answer"
         if self._dialogue.messages[-1] is self.message:
             return "the last answer"
-        words = " ".join(self._dialogue.before(self.message)[-1]["content"].split())
+        before = self._dialogue.before(self.message)
+        if not before:  # a file may begin with it
+            return "the first answer"
+        words = " ".join(before[-1]["content"].split())
         quoted = words if len(words) <= _QUOTED else words[: _QUOTED - 1] + "…"
         return f'the answer to "{safe_line(quoted)}"'
 
@@ -111,9 +114,6 @@ class WrittenAnswer:
         as verified at first, for what is before them may have changed."""
         told = self.told
         written = list(told.ids)
-        told.done = None
-        told.final = 0
-        told.statuses = ["provisional"] * len(written)
         known = len(written)
         begun = [{"role": "assistant", "content": self.begun}] if self.begun else []
         events = conversation.generate(
@@ -124,6 +124,10 @@ class WrittenAnswer:
         )
         async with contextlib.aclosing(events):
             async for event in events:
+                if isinstance(event, Prompt):  # not before: it may be refused
+                    told.done = None
+                    told.final = 0
+                    told.statuses = ["provisional"] * len(written)
                 if isinstance(event, Token) and known:
                     known -= 1  # it is told once more what was written
                     continue

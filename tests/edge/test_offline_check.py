@@ -26,8 +26,9 @@ from edge_client.cli.dialogue import Dialogue
 from edge_client.cli.offline_check import OfflineCheck
 from edge_client.cli.written_answer import WrittenAnswer
 from edge_client.client import EdgeClient
-from edge_client.events import AnswerSoFar, Confirm, Done, Event, Prompt
+from edge_client.events import AnswerSoFar, Confirm, Done, Event, Prompt, Retract
 from edge_client.settings import ClientSettings
+from moa.errors import UsageError
 from moa.process.listening import Port
 from tests.edge.test_chat import CTRL_C, Lines
 from tests.edge.test_screen import done, token
@@ -132,7 +133,6 @@ QUESTIONS = (
 )
 
 
-async def without_an_outage(*questions: str) -> list[dict[str, str]]:
 def verified(count: int) -> Any:
     """Wait until the user has been told of so many answers that they are verified."""
 
@@ -144,6 +144,7 @@ def verified(count: int) -> Any:
     return wait
 
 
+async def without_an_outage(*questions: str) -> list[dict[str, str]]:
     """The messages of the same chat where the verifier is always there."""
     port = Port("127.0.0.1", 0)
     messages: list[dict[str, str]] = []
@@ -263,6 +264,23 @@ class Scripted:
         yield done("")
 
 
+class Scripts(Scripted):
+    """A conversation that answers with these events, and then fails if it is to."""
+
+    def __init__(self, *events: Event, then: Exception | None = None) -> None:
+        super().__init__()
+        self._events = events
+        self._then = then
+
+    async def generate(
+        self, messages: list[dict[str, str]], written: Sequence[int], **how: Any
+    ) -> AsyncGenerator[Event, None]:
+        for event in self._events:
+            yield event
+        if self._then is not None:
+            raise self._then
+
+
 def written_alone(dialogue: Dialogue, question: str) -> WrittenAnswer:
     dialogue.take(question)
     told = AnswerSoFar()
@@ -302,6 +320,84 @@ async def test_each_answer_is_checked_with_the_system_message_and_settings_it_wa
     assert [message["content"] for message in later] == ["Be long.", "one", "alone", "two"]
     assert (as_before, changed) == ({}, {"top_k": 3})
     assert check.unverified == 0
+
+
+async def test_a_check_that_fails_in_a_correction_keeps_what_has_come_of_it() -> None:
+    """The screen showed a half of it, and the conversation went on from the other half."""
+    dialogue = Dialogue(ClientSettings())
+    answer = written_alone(dialogue, "one")
+    events = (
+        Prompt(ids=[1]),
+        token(1, "", "provisional"),
+        Retract(start=1, stop=2, characters=0),
+        token(1, "right\n", "verified"),
+        token(2, "so far", "verified"),
+    )
+    _, said = await checked(Scripts(*events, then=ZeroDivisionError("by zero")), answer)
+    assert dialogue.messages[1]["content"] == "right\nso far"
+    assert said[1:3] == ["right", "so far"]
+    assert said[3].startswith("the last answer stays unverified: the check failed")
+
+
+async def test_a_check_that_is_refused_takes_back_nothing_that_was_verified() -> None:
+    answer = written_alone(Dialogue(ClientSettings()), "one")
+    answer.told.take(Confirm(start=1, stop=2))
+    answer.told.take(token(2, " and more", "provisional"))
+    check, said = await checked(Scripts(then=UsageError("the prompt has 99 tokens")), answer)
+    assert said == ["the last answer stays unverified: the prompt has 99 tokens"]
+    assert check.unverified == 1
+
+
+async def test_an_end_that_the_device_had_not_written_is_no_correction() -> None:
+    """An answer that was loaded, or that the device's guard has stopped, has no end token."""
+    answer = written_alone(Dialogue(ClientSettings()), "one")
+    events = (
+        Prompt(ids=[1]),
+        token(1, "", "provisional"),
+        Confirm(start=1, stop=2),
+        token(2, "", "verified"),
+        done("alone"),
+    )
+    check, said = await checked(Scripts(*events), answer)
+    assert said == ["the verifier is back: the last answer is the target's own"]
+    assert check.unverified == 0
+
+
+async def test_nothing_is_printed_of_the_correction_of_an_answer_that_is_gone() -> None:
+    dialogue = Dialogue(ClientSettings())
+    answer = written_alone(dialogue, "one")
+    said: list[Text] = []
+    client: Any = SimpleNamespace(link=SimpleNamespace(up=True), settings=ClientSettings())
+    going_on = asyncio.Event()
+
+    class Waiting(Scripts):
+        async def generate(self, *args: Any, **how: Any) -> AsyncGenerator[Event, None]:
+            async for event in super().generate(*args, **how):
+                yield event
+            going_on.set()
+            await asyncio.Event().wait()
+
+    events = (
+        Prompt(ids=[1]),
+        Retract(start=1, stop=2, characters=0),
+        token(1, "right", "verified"),
+    )
+    conversation: Any = Waiting(*events)
+    check = OfflineCheck(client, conversation, [answer], say=said.append)
+    check.start()
+    await going_on.wait()
+    dialogue.take("/new")
+    await check.leave()
+    assert [text.plain for text in said] == ["the verifier is back, and corrects the last answer:"]
+    assert not dialogue.messages
+
+
+def test_an_answer_that_a_file_begins_with_has_a_name() -> None:
+    dialogue = Dialogue(ClientSettings())
+    message = dialogue.answered("Hello!")
+    dialogue.take("one")
+    dialogue.answered("two")
+    assert WrittenAnswer(dialogue, message, AnswerSoFar()).name == "the first answer"
 
 
 async def test_a_check_that_fails_says_so() -> None:
