@@ -117,7 +117,8 @@ async def _honest(
     """One answer after the other, with a rest between them; none is broken off. The next one is
     asked for when the last has come, so a slow machine is asked less and not more."""
     rng = random.Random(seed)
-    await _rest(over, rng.uniform(0.0, rest))
+    # As if it had come and gone long before: with any other first rest, more would ask at first.
+    await _rest(over, rng.expovariate(1 / rest))
     while not over.is_set():
         device = _device(running, known, rng)
         asked = time.perf_counter()
