@@ -10,6 +10,7 @@
     crowd WORK TARGET.gguf --bundle BUNDLE  # clients that come and go: does memory grow?
     peers WORK TARGET.gguf SIBLING.gguf --bundle BUNDLE
     faults WORK TARGET.gguf --bundle BUNDLE # answers through cuts and kills
+    everyday WORK TARGET.gguf --bundle BUNDLE   # many rounds, a long prompt, JSON, tools: with faults
     links WORK --bundle BUNDLE              # who drafts best over which link, for which target
     split WORK                              # train.jsonl for `moa-train`, held.jsonl for `trained`
     trained WORK TARGET DRAFTER --bundle B  # what a trained drafter guesses beside the sibling
@@ -42,6 +43,7 @@ from benchmarks.real import (
     acceptance,
     answers,
     cuts,
+    everyday,
     exact,
     faults,
     forwards,
@@ -152,6 +154,16 @@ def parser() -> argparse.ArgumentParser:
     broken.add_argument("--answers", type=int, default=100)
     broken.add_argument("--tokens", type=int, default=32, help="of an answer")
     broken.add_argument("--threads", type=int, default=0, help="of each end")
+
+    daily = _verb(
+        verbs, "everyday", _everyday, "rounds, a long prompt, JSON and tools, with faults"
+    )
+    daily.add_argument("target", help="folder, hub id or GGUF file")
+    daily.add_argument("--bundle", type=Path, required=True, help="of a sibling")
+    daily.add_argument("--prompt", type=int, default=6000, help="tokens of the long prompt")
+    daily.add_argument(
+        "--threads", type=int, default=1, help="of each end; 0: as many as each chooses"
+    )
 
     mixed = _verb(verbs, "mixture", _mixture, "a mixture of experts, drafted and not")
     mixed.add_argument("--layers", type=int, default=10, help="of 0.35 GB each")
@@ -307,6 +319,18 @@ def _faults(args: argparse.Namespace) -> None:
     faults.judge(LlamaTarget.open(args.target, options), tasks, asked, judged)
 
 
+def _everyday(args: argparse.Namespace) -> None:
+    measuring = everyday.measure(
+        args.target,
+        args.bundle,
+        _prompts(args.work),
+        Lines(args.work / "everyday.jsonl"),
+        prompt_tokens=args.prompt,
+        threads=args.threads,
+    )
+    asyncio.run(measuring)
+
+
 def _short_tasks(args: argparse.Namespace, count: int) -> list[Task]:
     """So many questions in any order, greedy and sampled in turn."""
     codec = TextCodec.of(Bundle.open(args.bundle))
@@ -441,6 +465,7 @@ def _tables(args: argparse.Namespace) -> None:
         "real_beside": ("beside", serving.beside_figures, serving.beside_tables),
         "real_crowd": ("crowd", serving.crowd_figures, serving.crowd_tables),
         "real_mixture": ("mixture", mixture.figures, mixture.tables),
+        "real_everyday": ("everyday", everyday.figures, everyday.tables),
         "real_faults": ("faults", of_faults, faults.tables),
         "real_links": ("links", links.figures, links.tables),
         "real_trained": ("trained", of_trained, trained.tables),
