@@ -110,7 +110,10 @@ class Conversation:
             else:
                 question = self._encode(prompt or "", settings.max_new_tokens, raw=raw)
         self._check(question.ids)
-        longest = self._shared.longest_answer(settings.max_new_tokens)
+        # A verifier's context may be longer than this device's: what it wrote there could neither be
+        # gone on with by the device, nor be asked about.
+        room = self._shared.max_context - len(question.ids)
+        longest = min(room, self._shared.longest_answer(settings.max_new_tokens))
         settings = dataclasses.replace(settings, max_new_tokens=longest)
         if grammar is not None and settings.ignore_eos:
             raise UsageError(

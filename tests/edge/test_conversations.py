@@ -15,6 +15,7 @@ import pytest
 from edge_client import ask
 from edge_client.client import EdgeClient
 from edge_client.events import Done, Link, Progress, Prompt, Token
+from edge_client.shared import Shared
 from moa.errors import UsageError
 from tests.edge import kit
 from tests.edge.test_exact import truth
@@ -40,6 +41,20 @@ async def test_sixteen_at_once_are_exact_over_one_connection(draft: Any) -> None
         # A busy verifier says how far it has read.
         allowed = Prompt | Token | Link | Progress | Done
         assert all(isinstance(event, allowed) for event in reader.events), "nothing was offline"
+
+
+@pytest.mark.parametrize("draft", ["device", "none"])
+async def test_an_answer_ends_within_the_devices_context_if_the_verifiers_is_longer(
+    draft: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = verifier_kit.prompt(0, 12)
+    async with kit.linked(draft=draft, offline_after=60.0, ignore_eos=True) as (client, _, _):
+        await client.wait_online()
+        monkeypatch.setattr(Shared, "max_context", len(ids) + 5)
+        reader = await kit.transcribe(client, ids)
+        assert reader.tokens == truth(ids)[:5]
+        assert reader.done.verified
+        assert reader.done.reason == "length"
 
 
 async def test_a_conversation_takes_little_memory() -> None:
