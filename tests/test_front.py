@@ -226,6 +226,7 @@ def test_little_is_imported_before_ctrl_c_ends_the_process_quietly() -> None:
             "edge-client generate hi --qqqqqq",
             "there is no flag --qqqqqq (--help shows the options)",
         ),
+        ("edge-client chat --verif ws://x", "there is no flag --verif: did you mean --verifier?"),
         ("edge-client generate hi -- --verifer", ""),
     ],
 )
@@ -235,6 +236,28 @@ def test_a_mistyped_flag_names_the_one_that_was_meant(words: str, says: str) -> 
     assert says in said
     assert done.returncode == (2 if says else 0), said
     assert not says or said.count("\n") == 1, said
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ("edge-client chat --upstream http://x/v1 --upstream-key sk-1", "--upstream-key"),
+        ("edge-client generate hi --upstream-key=sk-1", "--upstream-key"),
+        ("edge-client generate --upstream-key sk-1", "--upstream-key"),
+        ("edge-client --upstream-key sk-1 chat", "--upstream-key"),
+        ("edge-client doctor --api-key sk-1", "--api-key"),
+        ("cloud-verifier serve --upstream http://x/v1 --upstream-key sk-1", "--upstream-key"),
+    ],
+)
+def test_a_key_among_the_arguments_is_refused_and_not_shown(words: str, flag: str) -> None:
+    """As the beginning of `--upstream-key-file` it was taken for a file, and shown as one."""
+    done = run(*words.split()[1:], program=starting(words.split()[0]))
+    said = done.stderr.decode()
+    assert f"there is no flag {flag}: every user" in said
+    assert "MOA_UPSTREAM_KEY" in said
+    assert "--upstream-key-file" in said
+    assert "sk-1" not in said
+    assert (done.returncode, said.count("\n")) == (2, 1), said
 
 
 @pytest.mark.parametrize(

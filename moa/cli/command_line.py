@@ -31,13 +31,25 @@ _ADDRESS_FLAGS = {
     "https": "--upstream",
 }
 """The flag that an address belongs to, by its scheme."""
+_KEYS_FILE = "--upstream-key-file"
+_KEY_FLAGS = ("--upstream-key", "--upstream-api-key", "--api-key", "--key")
+"""Flags that others have for a key, and we have not."""
+_NO_KEY = (
+    "every user of a machine can read arguments. Put the key into the variable MOA_UPSTREAM_KEY, or"
+    f" into a file for {_KEYS_FILE}"
+)
 
 
 class CommandParser(argparse.ArgumentParser):
     """`argparse`'s own parser puts its whole usage before a mistake: a screenful where there are
-    many options."""
+    many options.
+
+    The beginning of a flag is not the flag: `--upstream-key SECRET` would be taken as the name of a
+    file, and shown in an error.
+    """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
+        settings.setdefault("allow_abbrev", False)
         super().__init__(*arguments, **settings)
         self._words: list[str] = []
         """What is being parsed."""
@@ -67,6 +79,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def _unknown_command(self, name: str, known: Collection[str]) -> str:
         """What to say of a command that this program does not have."""
+        for flag in _KEY_FLAGS:
+            if flag in self._words[: self._words.index(name)]:
+                return f"there is no flag {flag}: {_NO_KEY}"  # and the name may be the key
         line = f"there is no command {safe_line(name, _LONGEST_WORD)}"
         elsewhere = self.commands_elsewhere()
         if name in elsewhere:
@@ -103,10 +118,14 @@ class CommandParser(argparse.ArgumentParser):
             flag = word.partition("=")[0]
             if word == "--":
                 break  # what follows is no flag
-            is_beginning = any(one.startswith(flag) for one in known)  # argparse completes it
-            if not flag.startswith("--") or is_beginning:
+            if not flag.startswith("--") or flag in known:
                 continue
             line = f"there is no flag {safe_line(flag, _LONGEST_WORD)}"
+            if flag in _KEY_FLAGS and _KEYS_FILE in known:
+                return f"{line}: {_NO_KEY}"
+            longer = [one for one in known if one.startswith(flag)]
+            if len(longer) == 1:
+                return f"{line}: did you mean {longer[0]}?"
             # Without the dashes, which all have: they would make any two short flags look alike.
             names = [one.removeprefix("--") for one in known]
             close = difflib.get_close_matches(flag.removeprefix("--"), names, n=1)
