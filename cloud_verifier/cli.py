@@ -9,6 +9,7 @@ import dataclasses
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
+from importlib.util import find_spec
 from typing import Any, get_args
 
 from cloud_verifier import bearer_tokens, logs
@@ -191,6 +192,12 @@ def _serve_target(
 ) -> None:
     """Load the target and serve it, at `api_port` as an API too if there is one."""
     _check_hub(settings)
+    _check_installed()
+    # Before torch is imported, which takes half a minute on a busy machine.
+    log.info(
+        "starting",
+        extra={"event": "start", "version": __version__, "target": settings.target or "embedded"},
+    )
     from cloud_verifier.app import Verifier
     from cloud_verifier.model import load
 
@@ -222,6 +229,14 @@ def _check_paths(settings: Settings) -> None:
     }
     for flag, place in named.items():
         check_place(flag, place)
+
+
+def _check_installed() -> None:
+    """Raise what an import would raise if a package is missing that every target needs. Nothing is
+    imported."""
+    for package in ("torch", "transformers"):
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
 def _check_hub(settings: Settings) -> None:

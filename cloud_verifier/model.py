@@ -17,7 +17,6 @@ from cloud_verifier.engine.contract import ModelFacts
 from cloud_verifier.engine.draft import drafting_slots
 from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
-from moa import __version__
 from moa.bundle import MANIFEST, Bundle
 from moa.config import TargetFacts
 from moa.drafters.contract import Drafter, RecordReader
@@ -85,10 +84,6 @@ def load(settings: Settings) -> Served:
     """Load the target, its drafter and what else the settings name, and log what was loaded. What
     cannot be used is an error of one line."""
     began = time.monotonic()
-    log.info(
-        "starting",
-        extra={"event": "start", "version": __version__, "target": settings.target or "embedded"},
-    )
     with told_while_it_lasts("loading the model"):
         served = _load(settings)
     log.info(

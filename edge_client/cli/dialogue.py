@@ -226,7 +226,8 @@ class Dialogue:
     # ---- the commands: each is called with what follows its name, and returns the next step
 
     def _help(self, _: str) -> NextStep:
-        lines = [f"{name:8} {says}" for name, says in COMMANDS.items()]
+        width = max(map(len, COMMANDS))
+        lines = [f"{name:{width}} {says}" for name, says in COMMANDS.items()]
         return "\n".join([*lines, f"Ctrl-C stops an answer. {self.keys}".rstrip()])
 
     def _new(self, _: str) -> NextStep:

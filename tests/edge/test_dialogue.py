@@ -67,6 +67,9 @@ def test_every_command_is_in_the_help_and_how_the_reader_in_use_takes_many_lines
 ) -> None:
     dialogue.keys = EditingReader.keys
     shown = said(dialogue, "/help")
+    lines = shown.splitlines()[: len(COMMANDS)]
+    columns = {line.index(says) for line, says in zip(lines, COMMANDS.values(), strict=True)}
+    assert columns == {max(map(len, COMMANDS)) + 1}
     assert all(name in shown for name in COMMANDS)
     assert "Alt-Enter" in shown
     dialogue.keys = PlainReader.keys

@@ -131,6 +131,28 @@ def test_serve_until_sigterm(pair: tuple[Path, Path]) -> None:
     assert (*found, told["disconnected"]["principal"]) == (url, 4, 3, "anonymous")
 
 
+def test_the_first_line_is_logged_before_anything_heavy_is_imported() -> None:
+    code = """
+import sys
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("cloud_verifier.app", "huggingface_hub", "torch", "transformers"):
+            sys.exit(f"imports {name}")
+"""
+    # Where the packages are is looked up first: that is no import.
+    code += "from cloud_verifier import cli; cli.find_spec = str; sys.meta_path.insert(0, Stop())\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}cli.main()", "serve", "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    first, second = done.stderr.splitlines()
+    assert json.loads(first)["event"] == "start"
+    assert second == "imports cloud_verifier.app"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
