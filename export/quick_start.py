@@ -63,8 +63,8 @@ def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, An
     from export.setup import Setup, make_setup_plan
     from moa.target.loading import read_facts
 
-    facts, _ = read_facts(target, identify=False)
-    bundle = cache_folder("bundles") / _bundle_name(target, sibling, facts)
+    facts, folder = read_facts(target, identify=False)
+    bundle = cache_folder("bundles") / _bundle_name(target, folder, sibling, facts)
     plan = make_setup_plan(Setup(target, sibling, bundle))
     is_made = (bundle / MANIFEST).is_file()
     bundle.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, An
     }
 
 
-def _bundle_name(target: str, sibling: str, facts: TargetFacts) -> str:
+def _bundle_name(target: str, target_folder: Path, sibling: str, facts: TargetFacts) -> str:
     """Returns the name of the folder of a pair's bundle. It has a hash of all that the bundle is
     made of: a bundle that was made of anything else gets another name."""
     from moa.gguf.reader import is_gguf
@@ -96,7 +96,7 @@ def _bundle_name(target: str, sibling: str, facts: TargetFacts) -> str:
     _, sibling_folder = read_facts(sibling, identify=False)
     made_of = [
         json.dumps(dataclasses.asdict(facts)),
-        tokenizer_hash_of(target),
+        tokenizer_hash_of(target_folder),
         _stamp(Path(sibling).expanduser() if is_gguf(sibling) else sibling_folder),
         str(SCHEMA),
         __version__,

@@ -30,6 +30,8 @@ _MOST_NAME = 4096
 """Bytes of a key or of a tensor's name."""
 _MOST_TEXT = 4 * 2**20
 """Bytes of any other string; the largest chat templates have 20 kB."""
+_LENGTH = struct.Struct("<Q")
+"""The number of bytes of a string, in front of it."""
 _STRING = 8
 _ARRAY = 9
 _SCALARS: Mapping[int, str] = {
@@ -281,7 +283,7 @@ class _Parser:
         if item_kind == _STRING:
             # A string has at least the 8 bytes of its length.
             count = self._count("<Q", _MOST_ITEMS, f"items of {key}", least=8)
-            return [self._string(_MOST_TEXT, key) for _ in range(count)]
+            return self._strings(count, key)
         item_format = self._scalar_format(item_kind, key)
         width = struct.calcsize(item_format)
         count = self._count("<Q", _MOST_ITEMS, f"items of {key}", least=width)
@@ -311,18 +313,43 @@ class _Parser:
         """Read a string: its length in 8 bytes, at most `most`, and its UTF-8."""
         length = self._scalar("<Q")
         if length > most:
-            raise self._damaged(f"it claims {length} bytes for {what}")
+            raise self._too_long(length, what)
         return self._bytes(length, what).decode("utf-8", errors="replace")
+
+    def _strings(self, count: int, key: str) -> list[str]:
+        """Read so many strings in a row. A vocabulary and its merges are 300,000 of them: with a call
+        for each number and each text they take most of a head's time."""
+        data = self._data
+        read_length = _LENGTH.unpack_from
+        position = self._position
+        texts: list[str] = []
+        for _ in range(count):
+            start = position + _LENGTH.size
+            if start > self._size:
+                raise self._cut_short(key)
+            (length,) = read_length(data, position)
+            position = start + length
+            if length > _MOST_TEXT:
+                raise self._too_long(length, key)
+            if position > self._size:
+                raise self._cut_short(key)
+            texts.append(data[start:position].decode("utf-8", errors="replace"))
+        self._position = position
+        return texts
 
     def _bytes(self, count: int, what: str) -> bytes:
         """Read the next `count` bytes, and go on behind them; an error where the file has fewer."""
         if count > self._size - self._position:
-            raise UsageError(
-                f"{self._path} is cut short in {what}", hint="download or copy it again"
-            )
+            raise self._cut_short(what)
         found = self._data[self._position : self._position + count]
         self._position += count
         return found
+
+    def _too_long(self, length: int, what: str) -> UsageError:
+        return self._damaged(f"it claims {length} bytes for {what}")
+
+    def _cut_short(self, what: str) -> UsageError:
+        return UsageError(f"{self._path} is cut short in {what}", hint="download or copy it again")
 
     def _damaged(self, why: str) -> UsageError:
         return UsageError(f"{self._path} is damaged, or no GGUF file: {why}")

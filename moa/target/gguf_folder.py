@@ -13,7 +13,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from moa.gguf.reader import GgufHead, StoredBlocks, read_head
 from moa.gguf.tokenizer import GgufTokenizer, tokenizer_of
 from moa.gguf.weights import rows_of
 from moa.process.user_folders import cache_folder
-from moa.target.identity import SHAPES, SOURCE_ID, file_id
+from moa.target.identity import SHAPES, SOURCE_ID, file_id, kept_file_id
 
 WEIGHTS = "model.safetensors"
 _FORMAT = 1
@@ -116,10 +116,7 @@ class GgufModel:
     @property
     def identity(self) -> str:
         """A hash that follows from every byte of all files."""
-        digest = hashlib.sha256(f"gguf {_FORMAT}".encode())
-        for head in self.heads:
-            digest.update(file_id(head.path).encode())
-        return digest.hexdigest()
+        return _joined(file_id(head.path) for head in self.heads)
 
 
 def file_bytes(path: Path) -> int:
@@ -132,10 +129,13 @@ def folder_of(path: Path, *, weights: bool, say: Say = lambda _: None) -> Path:
     other part reads it, and make it if it is not there. Without `weights` the large file with them
     may be missing: all but them takes a second. `say` is told when they are unpacked, which takes
     long."""
+    made = _made_before(path)
+    if made is not None and (not weights or (made / WEIGHTS).is_file()):
+        return made
     model = GgufModel.read(path)
     config = config_of(model)
     identity = model.identity
-    folder = cache_folder("models") / f"{path.stem[:60]}-{identity[:12]}"
+    folder = _folder_named(path, identity)
     if not (folder / SOURCE_ID).is_file():
         folder.mkdir(parents=True, exist_ok=True)
         _describe(model, config, folder)
@@ -147,6 +147,32 @@ def folder_of(path: Path, *, weights: bool, say: Say = lambda _: None) -> Path:
         say(f"unpacking {path.name} once: {needed / 1e9:.1f} GB into {folder}")
         _write_weights(model, config, folder / WEIGHTS)
     return folder
+
+
+def _made_before(path: Path) -> Path | None:
+    """The folder of a model whose files are known not to have changed since it was made; None if
+    that is not known. Their heads, in which the whole vocabulary is, need not be read then."""
+    identities: list[str] = []
+    for shard in _shards(path):
+        identity = kept_file_id(shard) if shard.is_file() else None
+        if identity is None:
+            return None
+        identities.append(identity)
+    folder = _folder_named(path, _joined(identities))
+    return folder if (folder / SOURCE_ID).is_file() else None
+
+
+def _joined(identities: Iterable[str]) -> str:
+    """The identity of a model, by those of its files."""
+    digest = hashlib.sha256(f"gguf {_FORMAT}".encode())
+    for identity in identities:
+        digest.update(identity.encode())
+    return digest.hexdigest()
+
+
+def _folder_named(path: Path, identity: str) -> Path:
+    """The folder in the user's cache for a model of this identity."""
+    return cache_folder("models") / f"{path.stem[:60]}-{identity[:12]}"
 
 
 def _check_disk(path: Path, folder: Path, needed: int) -> None:

@@ -105,6 +105,19 @@ def tokenizer_hash(tokenizer_json: str | bytes) -> str:
     other words are ignored: two files with the same hash encode text to the same ids, here, where
     padding and truncation are off wherever a tokenizer is read.
     """
+    content = tokenizer_json.encode() if isinstance(tokenizer_json, str) else tokenizer_json
+    key = hashlib.sha256(content).digest()
+    if key not in _tokenizer_hashes:  # both models of a pair have the same one, most often
+        _tokenizer_hashes[key] = _hash_of_meaning(content)
+    return _tokenizer_hashes[key]
+
+
+_tokenizer_hashes: dict[bytes, str] = {}
+"""Those that this process has made, by the hash of the file: a large vocabulary takes seconds."""
+
+
+def _hash_of_meaning(tokenizer_json: bytes) -> str:
+    """Make the hash of a `tokenizer.json`."""
     content = json.loads(tokenizer_json)
     if not isinstance(content, dict):
         raise ValueError("a tokenizer.json holds one JSON object")
@@ -290,9 +303,9 @@ def file_id(path: Path) -> str:
     """A hash that follows from every byte of a file: the sha256 of the hashes of its pieces, which
     are made in several threads. That of a large file is kept, and made anew only if the file's
     inode, size or times have changed."""
-    known = _known_digests(path, {_WHOLE: None})
+    known = kept_file_id(path)
     if known is not None:
-        return known[_WHOLE]
+        return known
     before = _state(path)
     piece_starts = range(0, before.size, _PIECE)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="identity") as threads:
@@ -302,6 +315,13 @@ def file_id(path: Path) -> str:
         raise UsageError(f"{path} changed while it was read", hint="start again")
     _keep_digests(path, {_WHOLE: identity})
     return identity
+
+
+def kept_file_id(path: Path) -> str | None:
+    """The identity of a large file that was hashed before and has not changed since; None if it is
+    not known. Nothing is read of the file."""
+    known = _known_digests(path, {_WHOLE: None})
+    return None if known is None else known[_WHOLE]
 
 
 def _hash_piece(path: Path, start: int) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from cloud_verifier.settings import Settings
 from export import quick_start
 from export.quick_start import main, plan_pair
 from moa.errors import UsageError
+from moa.gguf import reader
+from moa.target import identity
 from testing import gguf_tiny
 from testing.tiny import save_tiny, tiny
 
@@ -38,6 +42,44 @@ def test_no_weight_of_a_folder_is_read(tmp_path: Path, monkeypatch: pytest.Monke
     os.utime(weights, ns=(1, 1))
     changed = plan_pair(target, str(small))
     assert changed["bundle"] != plan["bundle"], "a file that has changed is another model"
+
+
+def test_a_second_start_reads_what_it_knows_no_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head holds a whole vocabulary: ten of them were read, and three tokenizers hashed."""
+    pytest.importorskip("gguf")
+    monkeypatch.setattr(identity, "_CACHED_FROM", 0)
+    monkeypatch.setattr(identity, "_YOUNG_SECONDS", -60.0)
+    target = gguf_tiny.save(tiny("qwen2"), tmp_path / "target.gguf")
+    small = gguf_tiny.save(tiny("qwen2", **SMALL), tmp_path / "small.gguf")
+    first = plan_pair(str(target), str(small))
+    done: list[str] = []
+    read = reader._Parser.head
+    hash_tokenizer = identity._hash_of_meaning
+
+    def read_noted(parser: reader._Parser) -> reader.GgufHead:
+        head = read(parser)
+        done.append(head.path.stem)
+        return head
+
+    def hash_noted(content: bytes) -> str:
+        done.append("tokenizer")
+        return hash_tokenizer(content)
+
+    monkeypatch.setattr(reader._Parser, "head", read_noted)
+    monkeypatch.setattr(identity, "_hash_of_meaning", hash_noted)
+    monkeypatch.setattr(identity, "_tokenizer_hashes", {})  # as a new process has it
+    assert plan_pair(str(target), str(small))["bundle"] == first["bundle"]
+    assert done.count("target") <= 2
+    assert done.count("small") == 0
+    assert done.count("tokenizer") == 1
+
+
+def test_a_plan_imports_no_exporter() -> None:
+    code = "import export.setup, sys; print({'onnx', 'onnxruntime', 'onnxscript'} & {*sys.modules})"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "set()\n"
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

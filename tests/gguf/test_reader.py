@@ -4,9 +4,12 @@ made of the claim."""
 from __future__ import annotations
 
 import struct
+import sys
 import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -101,6 +104,26 @@ def test_it_reads_what_a_file_says(write: Callable[[bytes], Path]) -> None:
         head.array("tokenizer.ggml.tokens", int)
 
 
+def test_a_vocabulary_is_read_without_a_call_for_each_word(
+    write: Callable[[bytes], Path],
+) -> None:
+    words = [f"word {number} \u4e2d" for number in range(5000)]
+    path = write(file_of([strings("tokenizer.ggml.tokens", words)]))
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        head = read_head(path)
+    finally:
+        sys.setprofile(None)
+    assert head.array("tokenizer.ggml.tokens", str) == words
+    assert calls < 1000
+
+
 def test_a_file_that_is_cut_anywhere_is_refused(write: Callable[[bytes], Path]) -> None:
     content = whole()
     for length in range(len(content) - 1):
@@ -125,6 +148,8 @@ def test_a_file_that_is_cut_anywhere_is_refused(write: Callable[[bytes], Path]) 
         (file_of([entry("k", 9, struct.pack("<IQ", 4, 2**62))]), "items of k"),
         (file_of([entry("k", 9, struct.pack("<IQ", 4, 3_000_000))]), "items of k"),
         (file_of([entry("k", 9, struct.pack("<IQ", 9, 1))]), "type 9"),
+        (file_of([entry("k", 9, struct.pack("<IQQ", 8, 1, 2**60))]), "bytes for k"),
+        (file_of([entry("k", 9, struct.pack("<IQQ", 8, 1, 2**20))]), "cut short in k"),
         (file_of([entry("k", 77, b"")]), "type 77"),
         (file_of([number("k", 1), number("k", 2)]), "says k twice"),
         (file_of([number("general.alignment", 0)]), "alignment of 0"),
