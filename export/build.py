@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -24,8 +24,9 @@ from export.describe import describe, public_name, tool_versions, write_shared
 from export.draft_vocabulary import count_files, most_frequent
 from export.forms import Workshop
 from export.kinds import OPSET, VariantKind, choose_kinds
-from export.parity import Case, compare, working_steps
+from export.parity import STEPS_COMPARED, Case, compare, working_steps
 from export.plan import make_plan
+from export.progress import Notify, Part, Progress, silent
 from export.runner import OrtRunner, StepInput, TorchRunner, random_steps
 from export.source import Source, load_source
 from export.static_forms import StaticShape
@@ -52,7 +53,6 @@ from moa.target.registry import open_target, source_of
 from moa.target.torch_target import Target as TorchTarget
 from moa.worth import worth
 
-Notify = Callable[[str], None]
 _SLOTS = 16
 """Texts that the target answers at once."""
 PAST = 256
@@ -98,13 +98,24 @@ class BuildSettings:
             )
 
 
-def build(settings: BuildSettings, say: Notify = lambda _: None) -> Bundle:
+# Seconds that each part took for a model of 0.5B weights, on two busy cores. Only their ratio counts.
+_READING = 20.0
+_EXPORTING = 200.0
+_COMPARING = 220.0
+_MAKING = 75.0
+"""A variant."""
+_RECORDING = 25.0
+_UNKNOWN = 0.0
+
+
+def build(settings: BuildSettings, say: Notify = silent, show: Notify = silent) -> Bundle:
     """Build a bundle, what a device drafts from, at `settings.out`: the folder gets that name when
-    it is complete. `say` gets lines of progress."""
+    it is complete. `say` gets lines of progress, and `show` those between them, each of which takes
+    the place of the one before."""
     started = time.monotonic()
     plan = make_plan(settings.target, settings.drafter, settings.variants, settings.draft_vocab)
     with new_folder(settings.out, needed=plan.disk, force=settings.force) as folder:
-        _Build(settings, folder, say).run()
+        _Build(settings, folder, say, show).run()
     say(f"{settings.out} is done after {time.monotonic() - started:.0f} s")
     return Bundle.open(settings.out)
 
@@ -112,7 +123,7 @@ def build(settings: BuildSettings, say: Notify = lambda _: None) -> Bundle:
 class _Build:
     """One bundle in the making."""
 
-    def __init__(self, settings: BuildSettings, folder: Path, say: Notify) -> None:
+    def __init__(self, settings: BuildSettings, folder: Path, say: Notify, show: Notify) -> None:
         """Read what the settings name, and load the drafter."""
         self.settings = settings
         self.folder = folder
@@ -123,8 +134,27 @@ class _Build:
         """Prompts to calibrate with."""
         if settings.calibration:
             self.texts += read_prompts(settings.calibration)
-        say("reading the drafter and what it shares of its target")
+        self.progress = Progress(self._parts(), say, show)
+        self.progress.begin()
         self.source: Source = load_source(settings.target, settings.drafter)
+
+    def _parts(self) -> list[Part]:
+        """Returns the parts of this build, in the order in which they are begun."""
+        parts = [Part("reading the drafter and what it shares of its target", _READING)]
+        if self._needs_target:
+            # How long it takes depends on the texts.
+            parts.append(Part("loading the target to record its answers", _UNKNOWN))
+        parts.append(Part("exporting the graph", _EXPORTING))
+        parts.append(Part("comparing the graph with torch", _COMPARING))
+        parts += [Part(f"variant {kind.name}", _MAKING) for kind in self.kinds]
+        parts.append(Part("recording golden vectors", _RECORDING))
+        return parts
+
+    @property
+    def _needs_target(self) -> bool:
+        """Whether the target's answers are needed, to calibrate with or to choose a vocabulary by."""
+        settings = self.settings
+        return bool(self.texts or (settings.draft_vocab and not settings.vocab_text))
 
     def run(self) -> None:
         """Write all files of the bundle, the manifest last."""
@@ -132,7 +162,6 @@ class _Build:
             target = self._target()
             chosen = self._draft_vocabulary(target)
             shop = self._workshop(Path(work), chosen)
-            self.say("exporting the graph and comparing it with torch")
             difference = self._parity(shop)
             reference = self._reference(target)
             del target  # its memory is for the quantizers
@@ -154,16 +183,16 @@ class _Build:
             top_k=min(self.settings.top_k, vocabulary),
             draft_to_target=chosen,
             int8_cpu=self.settings.int8_cpu,
+            counted=self.progress.count,
         )
 
     def _target(self) -> Target | None:
         """Returns the whole target model if its answers are needed, to calibrate with or to choose
         a vocabulary by; else None."""
         settings = self.settings
-        wanted = self.texts or (settings.draft_vocab and not settings.vocab_text)
-        if not wanted:
+        if not self._needs_target:
             return None
-        self.say("loading the target to record its answers")
+        self.progress.begin()
         how = LoadOptions(device="cpu", dtype="float32", slots=_SLOTS, capacity=1024)
         if not source_of(settings.target).planned:
             how = dataclasses.replace(how, dtype="auto")  # a GGUF file has its own
@@ -209,9 +238,11 @@ class _Build:
         folder = shop.folder / "reference"
         folder.mkdir()
         model = folder / "model.onnx"
+        self.progress.begin()
         shop.float_graph(OPSET).save(model)
         reference = TorchRunner(self.source, shop.top_k)
-        return compare(reference, model, shop.draft_to_target)
+        self.progress.begin(total=STEPS_COMPARED)
+        return compare(reference, model, shop.draft_to_target, self.progress.count)
 
     def _reference(self, target: Target | None) -> Reference | None:
         """Returns the target's answers to the calibration prompts, which each variant is compared
@@ -242,7 +273,7 @@ class _Build:
     ) -> Variant:
         """Make one variant, the drafter in one precision for one runtime; returns its entry of the
         manifest."""
-        self.say(f"variant {kind.name}")
+        self.progress.begin(total=shop.parameters)
         folder = self.folder / "variants" / kind.name
         times: tuple[StepTime, ...] = ()
         if kind.form == "static":
@@ -257,7 +288,7 @@ class _Build:
     def _golden(self, variants: dict[str, Variant]) -> None:
         """Write the golden vectors: inputs of a few steps, and what each dynamic variant makes of
         them here."""
-        self.say("recording golden vectors")
+        self.progress.begin()
         runners = {}
         for name, variant in variants.items():
             if variant.form == "dynamic":

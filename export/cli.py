@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from export.atomic_folder import clean_up_when_ended, new_folder
 from export.kinds import choose_kinds
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from export.build import BuildSettings
 
 PROGRAM = "moa-export"
+_CLEAR = "\r\x1b[K"
+"""To the beginning of the line, and clear it."""
+_PAUSE_SECONDS = 10.0
+"""Least time between two lines within a part where they are kept."""
 _INT8_CPUS = ("avx512_vnni", "avx2")
 """optimum's configurations. The first is for processors with 8-bit dot products; `avx2` avoids the
 overflow of older ones."""
@@ -175,7 +181,9 @@ def _build(args: argparse.Namespace) -> None:
         _show(plan.as_dict(), args.json, plan.lines())
         return
     settings = _build_settings(args, target, drafter, with_embedded_prompts=is_embedded)
-    _show_bundle(build(settings, say=_say), args.json)
+    with _ProgressLines() as lines:
+        bundle = build(settings, say=lines.say, show=lines.show)
+    _show_bundle(bundle, args.json)
 
 
 def _check_build(args: argparse.Namespace) -> None:
@@ -249,17 +257,18 @@ def _setup(args: argparse.Namespace) -> None:
     )
     plan = make_setup_plan(setup)
     if not args.dry_run:
-        if not plan.calibrates:
-            _say(NOT_CALIBRATED)
-        run_setup(setup, train, _say)
+        with _ProgressLines() as lines:
+            if not plan.calibrates:
+                lines.say(NOT_CALIBRATED)
+            run_setup(setup, train, lines.say, lines.show)
     commands = next_commands(setup)
     result = {
         "bundle": str(setup.bundle),
         "plan": asdict(plan) | {"export": plan.export.as_dict(), "disk_bytes": plan.export.disk},
         "commands": commands,
     }
-    lines = plan.lines() if args.dry_run else []
-    _show(result, args.json, lines + commands)
+    plan_lines = plan.lines() if args.dry_run else []
+    _show(result, args.json, plan_lines + commands)
 
 
 def _check_files(files: Sequence[Path]) -> None:
@@ -278,9 +287,46 @@ def _check_place(args: argparse.Namespace, out: Path) -> None:
             pass
 
 
-def _say(line: str) -> None:
-    """Print a line of progress to stderr."""
-    print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True)
+class _ProgressLines:
+    """Lines of progress on stderr. On a terminal those within a part are one that changes; elsewhere
+    one of them is printed every few seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._changes = sys.stderr is not None and sys.stderr.isatty()
+        """Whether a line can be replaced."""
+        self._is_open = False
+        """Whether the last line is one that changes."""
+        self._printed_at = clock()
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+        end = _CLEAR if self._is_open else ""
+        self._is_open = False
+        self._print(f"{end}{PROGRAM}: {line}\n")
+
+    def show(self, line: str) -> None:
+        """Print a line that the next one replaces."""
+        if self._changes:
+            self._is_open = True
+            # A longer one would take two rows, of which only the last could be cleared.
+            columns = shutil.get_terminal_size().columns - 1
+            self._print(_CLEAR + f"{PROGRAM}: {line}"[:columns])
+        elif self._clock() - self._printed_at >= _PAUSE_SECONDS:
+            self._print(f"{PROGRAM}: {line}\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the line that changes: what follows has one of its own."""
+        if self._is_open:
+            self._is_open = False
+            self._print("\n")
+
+    def _print(self, text: str) -> None:
+        self._printed_at = self._clock()
+        print(text, end="", file=sys.stderr, flush=True)
 
 
 def _show_bundle(bundle: Bundle, as_json: bool) -> None:

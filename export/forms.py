@@ -3,10 +3,12 @@ and what comes before and after it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,6 +21,7 @@ from onnxruntime.quantization.matmul_nbits_quantizer import (
 )
 
 from export.body import export_body
+from export.progress import Counted, uncounted
 from export.source import Source
 from export.storage import WeightedModel, quiet
 from export.tables import BlockTable, FloatTable, Int8Table, Table, UnpackedTable
@@ -59,6 +62,8 @@ class Workshop:
     top_k: int
     draft_to_target: NDArray[np.int64] | None = None
     int8_cpu: str = "avx512_vnni"
+    counted: Counted = uncounted
+    """Is told of each matrix that was quantized to four bits, how many weights it has."""
     _int8: dict[int, tuple[Path, str]] = field(default_factory=dict)
 
     def layers(self, opset: int) -> Path:
@@ -112,9 +117,11 @@ class Workshop:
         """The graph in four bits, in blocks."""
 
         def table(name: str, rows: NDArray[np.float32]) -> Table:
-            return BlockTable(name, rows, bits=blocks.tables, block=blocks.block)
+            return BlockTable(
+                name, rows, bits=blocks.tables, block=blocks.block, counted=self.counted
+            )
 
-        layers = block_layers(self.layers(opset), bits=4, block=blocks.block)
+        layers = block_layers(self.layers(opset), bits=4, block=blocks.block, counted=self.counted)
         return self._graph(layers, table)
 
     def _graph(self, layers: onnx.ModelProto, table: MakeTable) -> WeightedModel:
@@ -272,9 +279,11 @@ def int8_by_optimum(layers: Path, work: Path, cpu: str, skip: Sequence[str]) -> 
     return work / f"{layers.stem}_quantized.onnx", f"optimum.onnxruntime.ORTQuantizer ({cpu})"
 
 
-def block_layers(layers: Path, *, bits: int, block: int) -> onnx.ModelProto:
+def block_layers(
+    layers: Path, *, bits: int, block: int, counted: Counted = uncounted
+) -> onnx.ModelProto:
     """Returns the layers with weights of `bits` bits that share a scale in blocks of `block`; their
-    products are computed in eight bits (accuracy level 4)."""
+    products are computed in eight bits (accuracy level 4). `counted` is told of each matrix."""
     model = onnx.load(layers)
     settings = DefaultWeightOnlyQuantConfig(
         block_size=block,
@@ -283,13 +292,37 @@ def block_layers(layers: Path, *, bits: int, block: int) -> onnx.ModelProto:
         bits=bits,
         op_types_to_quantize=("MatMul",),
     )
-    quantizer = MatMulNBitsQuantizer(
-        model, nodes_to_exclude=products_of_activations(model), algo_config=settings
-    )
+    skip = products_of_activations(model)
+    quantizer = MatMulNBitsQuantizer(model, nodes_to_exclude=skip, algo_config=settings)
+    _count_matrices(quantizer, model, skip, counted)
     with quiet():
         quantizer.process()
     result: onnx.ModelProto = quantizer.model.model
     return result
+
+
+def _count_matrices(
+    quantizer: MatMulNBitsQuantizer,
+    model: onnx.ModelProto,
+    skip: Sequence[str],
+    counted: Counted,
+) -> None:
+    """Let a quantizer of this model tell `counted` of each matrix that it has done, with the number
+    of its weights. The library has no call for that: its function for one node is wrapped."""
+    sizes = {tensor.name: math.prod(tensor.dims) for tensor in model.graph.initializer}
+    products = [node for node in model.graph.node if node.op_type == "MatMul"]
+    total = len(products) - len(skip)
+    quantize = quantizer.node_quantizer.quantize
+    number = 0
+
+    def quantize_and_count(node: onnx.NodeProto, graphs: list[onnx.GraphProto]) -> Any:
+        nonlocal number
+        quantized = quantize(node, graphs)
+        number += 1
+        counted(sizes.get(node.input[1], 0), f"matrix {number} of {total} of the layers")
+        return quantized
+
+    quantizer.node_quantizer.quantize = quantize_and_count
 
 
 def unpacked_layers(layers: Path) -> onnx.ModelProto:

@@ -24,6 +24,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from export.progress import Counted, uncounted
 from export.runner import OrtRunner, StepInput, StepParts, TorchRunner, empty_cache, split_rows
 from export.source import Source
 from moa.drafters.graph import GraphSpec
@@ -71,12 +72,19 @@ _CASES = (
 )
 
 
+STEPS_COMPARED = len(_CASES)
+
+
 def compare(
-    reference: TorchRunner, model: Path, draft_to_target: NDArray[np.int64] | None
+    reference: TorchRunner,
+    model: Path,
+    draft_to_target: NDArray[np.int64] | None,
+    counted: Counted = uncounted,
 ) -> float:
     """Compare an exported graph with torch, step by step; returns the graph's largest error, as a
     share of the length of an output's row. A `MoaError` names the first output that is wrong.
-    `draft_to_target` are the target's ids of a smaller draft vocabulary, if there is one."""
+    `draft_to_target` are the target's ids of a smaller draft vocabulary, if there is one; `counted`
+    is told of each step."""
     # A copy of the graph that also tells its final states and logits.
     beside = model.with_name("parity.onnx")
     proto = onnx.load(model, load_external_data=False)
@@ -90,6 +98,7 @@ def compare(
         errors = []
         for case, step in working_steps(reference):
             errors.append(_compared(reference, runner, case, step, draft_to_target))
+            counted(1, f"step {len(errors)} of {STEPS_COMPARED}")
         return max(errors)
     finally:
         beside.unlink()

@@ -13,8 +13,8 @@ from huggingface_hub import scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
 from export.atomic_folder import gigabytes
-from export.build import BuildSettings, Notify, build
 from export.plan import ExportPlan, make_plan
+from export.progress import Notify, silent
 from export.source import TargetTokenizer
 from moa.drafters.registry import PREFIX
 from moa.errors import UnsupportedModelError, UsageError
@@ -22,7 +22,7 @@ from moa.gguf.reader import is_gguf
 from moa.target.families import refuse_as_sibling
 from moa.target.gguf_folder import file_bytes
 from moa.target.identity import text_shapes
-from moa.target.loading import read_facts, read_shape, tokenizer_hash_of
+from moa.target.loading import locate, read_facts, read_shape, tokenizer_hash_of
 
 VARIANTS = ("cpu-int4",)
 _MOST_LOOKED_AT = 64
@@ -200,9 +200,17 @@ def training_command(setup: Setup) -> list[str]:
     return arguments
 
 
-def run_setup(setup: Setup, train: Callable[[Sequence[str]], int], say: Notify) -> None:
+def run_setup(
+    setup: Setup,
+    train: Callable[[Sequence[str]], int],
+    say: Notify,
+    show: Notify = silent,
+) -> None:
     """Train the attention to the target's records if there is data, and build the bundle. A
     repeated run goes on with the training where it was left."""
+    # The exporter and its libraries take seconds to import, and a plan needs none of them.
+    from export.build import BuildSettings, build
+
     drafter = PREFIX + setup.sibling
     if setup.records:
         say(f"training: moa-train {' '.join(training_command(setup))}")
@@ -212,6 +220,7 @@ def run_setup(setup: Setup, train: Callable[[Sequence[str]], int], say: Notify) 
                 hint="its last lines say why; run the same command again",
             )
         drafter = str(setup.drafter)
+    locate(setup.sibling, say=say)  # one in a GGUF file is unpacked now: it says so
     build(
         BuildSettings(
             target=setup.target,
@@ -222,6 +231,7 @@ def run_setup(setup: Setup, train: Callable[[Sequence[str]], int], say: Notify) 
             force=setup.force,
         ),
         say=say,
+        show=show,
     )
 
 

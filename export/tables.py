@@ -18,6 +18,7 @@ from onnxruntime.quantization.matmul_nbits_quantizer import (
     DefaultWeightOnlyQuantizer,
 )
 
+from export.progress import Counted, uncounted
 from export.storage import WeightedModel
 
 Matrix = NDArray[np.float32]
@@ -115,8 +116,17 @@ class UnpackedTable(Int8Table):
 class BlockTable:
     """Four or eight bits with a scale for every block of a row, in the layout of MatMulNBits."""
 
-    def __init__(self, name: str, rows: Matrix, *, bits: int, block: int) -> None:
-        """Quantize the rows to `bits` bits, with a scale for each `block` of numbers."""
+    def __init__(
+        self,
+        name: str,
+        rows: Matrix,
+        *,
+        bits: int,
+        block: int,
+        counted: Counted = uncounted,
+    ) -> None:
+        """Quantize the rows to `bits` bits, with a scale for each `block` of numbers. `counted` is
+        told of the weights that are done."""
         self.name = name
         self.bits = bits
         self.block = block
@@ -131,6 +141,8 @@ class BlockTable:
             codes, scales, _ = quantizer.qbits_block_quant(columns)
             code_parts.append(codes)
             scale_parts.append(scales.reshape(len(codes), -1))
+            done = min(start + _ROWS_AT_ONCE, self.count)
+            counted(columns.size, f"row {done:,} of {self.count:,} of the {name}")
         self.codes = np.concatenate(code_parts)
         self.scales: Matrix = np.concatenate(scale_parts)
 

@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -216,10 +217,65 @@ def test_what_a_program_says_has_a_line_of_its_own_on_a_terminal(tmp_path: Path)
 
 
 def test_the_line_that_changes_says_nothing_that_is_no_longer_true() -> None:
-    assert up_command._doing("moa-export: variant cpu-int4") == "variant cpu-int4"
-    assert up_command._doing("moa-export: /a/bundle is done after 3 s") == "ending"
+    status = up_command._StatusLine(None)
+    up_command._take("moa-export: variant cpu-int4", status)
+    assert status.doing == "variant cpu-int4"
+    up_command._take("moa-export: /a/bundle is done after 3 s", status)
+    assert status.doing == "ending"
     assert up_command._time_left(90.4) == "about 90 s left"
     assert up_command._time_left(-20) == "longer than expected: the machine is busy"
+
+
+_COUNTS = """
+import sys, time
+def main():
+    line = "comparing the graph with torch: step 3 of 5 (40%, about 70 s left)"
+    print("moa-export:", line, file=sys.stderr, flush=True)
+    time.sleep(1000)
+"""
+
+
+class Shown:
+    """A terminal's line that changes."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def update(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs signals")
+@pytest.mark.parametrize("has_terminal", [True, False])
+async def test_how_far_the_program_is_that_makes_the_bundle_is_passed_on(
+    has_terminal: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It was never said how far it was, and the time was estimated once, before it began."""
+    (tmp_path / "counts.py").write_text(_COUNTS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(up_command, "_BUILD", "counts:main")
+    shown: Any = Shown()
+    line = up_command._StatusLine(shown if has_terminal else None)
+    monkeypatch.setattr(up_command, "_status", lambda _: nullcontext(line))
+    options = argparse.Namespace(target="t", device_model="d")
+    plan = {"bundle": str(tmp_path / "bundle"), "made": False, "seconds": 3.0}
+    making = asyncio.create_task(up_command._build(options, plan))
+    said = ""
+    count = "comparing the graph with torch: step 3 of 5"
+    async with asyncio.timeout(60):
+        while count not in said:
+            await asyncio.sleep(0.01)
+            said += "\n".join(shown.lines) if has_terminal else capsys.readouterr().err
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    if has_terminal:
+        assert re.search(rf"making the bundle: {count}, 40% \(\d+ s, about [67]\d s left\)", said)
+    else:
+        assert f"{count} (40%, about 70 s left)\n" in said
 
 
 def test_a_command_is_on_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import glob
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -41,6 +42,10 @@ _PAGE = "chat page and API at "
 """How `edge-client serve` begins the line with its address."""
 _BUNDLE_IS_DONE = " is done after "
 """What is in the last line of the program that makes a bundle."""
+_TOLD_TIME = re.compile(
+    r"(?P<doing>.*) \((?P<share>\d+%), about (?P<seconds>\d+) s left\)", re.DOTALL
+)
+"""A line of that program which says how much is done, and how long the rest may take."""
 _BUILD_END_SECONDS = 1.0
 """Seconds that what makes a bundle has to end: it has nothing to save, and may compute for long."""
 _LEAST_SECONDS_LEFT = 5
@@ -256,7 +261,8 @@ async def _build(options: argparse.Namespace, plan: dict[str, Any]) -> None:
     )
     async with _left_nothing(plan["bundle"], child), ended_after(child, _BUILD_END_SECONDS):
         with _status("making the bundle") as status:
-            clock = asyncio.ensure_future(_show_time(status, started, plan["seconds"]))
+            status.ends_at = started + plan["seconds"]
+            clock = asyncio.ensure_future(_show_time(status, started))
             try:
                 last_line = await _follow(child, status)
                 code = await child.wait()
@@ -280,32 +286,40 @@ async def _left_nothing(bundle: str, child: asyncio.subprocess.Process) -> Async
 
 
 async def _follow(child: asyncio.subprocess.Process, status: _StatusLine) -> str:
-    """Let the status say what a child process writes to its stderr, until that ends. Returns the last
-    line."""
+    """Let the status say what a child process writes to its stderr, until that ends; without a
+    terminal its lines are printed. Returns the last line."""
     assert child.stderr is not None
     last_line = ""
     async for raw in child.stderr:
         line = clean(raw)
         if line:
             last_line = line
-            status.doing = _doing(line)
+            _take(line, status)
+            if not status.is_shown:
+                _say(line.removeprefix("moa-export: "))
     return last_line
 
 
-def _doing(line: str) -> str:
-    """What the program that makes a bundle does, by its last line."""
+def _take(line: str, status: _StatusLine) -> None:
+    """Let the status say what the program that makes a bundle does, by its latest line, and how long
+    the rest takes if the line says so."""
+    doing = line.removeprefix("moa-export: ")
     if _BUNDLE_IS_DONE in line:
-        return "ending"  # it gives its memory back, which takes seconds
-    return line.removeprefix("moa-export: ")
+        doing = "ending"  # it gives its memory back, which takes seconds
+    told = _TOLD_TIME.fullmatch(doing)
+    if told is not None:
+        doing = f"{told['doing']}, {told['share']}"
+        status.ends_at = time.monotonic() + float(told["seconds"])
+    status.doing = doing
 
 
-async def _show_time(status: _StatusLine, started: float, estimated: float) -> None:
+async def _show_time(status: _StatusLine, started: float) -> None:
     """Show every second, until it is cancelled, how long the bundle has taken, and how long it may
-    still take by the estimate."""
+    still take: by the plan, until the program that makes it has said more."""
     while True:
-        taken = time.monotonic() - started
-        rest = _time_left(estimated - taken)
-        status.show(f"making the bundle: {status.doing} ({taken:.0f} s, {rest})")
+        now = time.monotonic()
+        rest = _time_left(status.ends_at - now)
+        status.show(f"making the bundle: {status.doing} ({now - started:.0f} s, {rest})")
         await asyncio.sleep(1)
 
 
@@ -433,6 +447,13 @@ class _StatusLine:
         self._status = status
         self.doing = "starting"
         """What is being done, in a few words."""
+        self.ends_at = 0.0
+        """When it is expected to be done, on the monotonic clock."""
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is a terminal for it."""
+        return self._status is not None
 
     def show(self, line: str) -> None:
         """Change the line."""

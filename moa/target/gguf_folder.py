@@ -13,6 +13,7 @@ import math
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,8 @@ _FORMAT = 1
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _FREE = 2**28
 """Bytes of disk that stay free."""
+_TELL_SECONDS = 5.0
+"""Between two remarks on how much is unpacked."""
 Say = Callable[[str], None]
 
 _NAMES = {
@@ -145,7 +148,7 @@ def folder_of(path: Path, *, weights: bool, say: Say = lambda _: None) -> Path:
         needed = model.bfloat16_bytes
         _check_disk(path, folder, needed)
         say(f"unpacking {path.name} once: {needed / 1e9:.1f} GB into {folder}")
-        _write_weights(model, config, folder / WEIGHTS)
+        _write_weights(model, config, folder / WEIGHTS, partial(_tell_share, path.name, say=say))
     return folder
 
 
@@ -425,18 +428,37 @@ class _Tensor:
         return itemsize * math.prod(self.shape)
 
 
-def _write_weights(model: GgufModel, config: Mapping[str, Any], path: Path) -> None:
+def _tell_share(name: str, share: float, seconds: float, *, say: Say) -> None:
+    """Say how much of a file is unpacked after so many seconds, and how long the rest may take."""
+    left = seconds * (1 - share) / share
+    say(f"unpacking {name}: {share:.0%}, about {left:.0f} s left")
+
+
+def _write_weights(
+    model: GgufModel,
+    config: Mapping[str, Any],
+    path: Path,
+    tell: Callable[[float, float], None] = lambda share, seconds: None,
+) -> None:
     """Unpack the weights of a model into a safetensors file, some rows at a time: no tensor is held
-    whole. A write that fails leaves no file behind."""
+    whole. A write that fails leaves no file behind. Every few seconds `tell` gets the share that is
+    written, and the seconds that this took."""
     tensors = list(_renamed(model, config))
     header = _safetensors_header(tensors)
+    total = sum(tensor.nbytes for tensor in tensors)
+    written = 0
+    started = told_at = time.monotonic()
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         with unfinished.open("wb") as file:
             file.write(header)
             for tensor in tensors:
                 for part in _parts_of(tensor):
-                    file.write(part)
+                    written += file.write(part)
+                now = time.monotonic()
+                if now - told_at >= _TELL_SECONDS and written < total:
+                    told_at = now
+                    tell(written / total, now - started)
         unfinished.replace(path)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from None

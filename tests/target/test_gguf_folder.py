@@ -3,6 +3,7 @@ what cannot be read is refused in one line."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,10 +179,25 @@ def test_facts_need_no_weights_and_a_folder_is_made_once(tmp_path: Path) -> None
     assert load_model(file).facts.weights_id == facts.weights_id
     before = (folder / "model.safetensors").stat().st_mtime_ns
     assert locate(str(file), say=said.append) == folder
-    assert len(said) == 1
+    assert sum("unpacking model.gguf once" in line for line in said) == 1
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
     other = rounded("qwen2", vocab_size=260, seed=1)
     assert locate(written("qwen2", other, tmp_path / "model.gguf")) != folder
+
+
+def test_it_says_how_far_the_unpacking_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moa.target.gguf_folder._TELL_SECONDS", 0.0)
+    file = written("qwen2", rounded("qwen2"), tmp_path / "model.gguf")
+    said: list[str] = []
+    locate(str(file), say=said.append)
+    shares = [
+        int(found[1])
+        for line in said[1:]
+        if (found := re.fullmatch(r"unpacking model\.gguf: (\d+)%, about \d+ s left", line))
+    ]
+    assert len(shares) == len(said) - 1 > 5
+    assert shares == sorted(shares)
+    assert shares[0] < shares[-1] <= 100
 
 
 def test_shards_are_one_model(tmp_path: Path) -> None:
