@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -21,8 +22,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from packaging.requirements import Requirement
 
 from moa.cli import up as up_command
+from moa.cli.installed import LLAMA_CPP, PACKAGES
+from moa.errors import UsageError
 from testing.tiny import save_tiny
 from tests.edge.test_screen import on_screen
 
@@ -214,6 +218,45 @@ def test_what_a_program_says_has_a_line_of_its_own_on_a_terminal(tmp_path: Path)
         os.close(ours)
     rows = ["".join(letter for letter, _ in row) for row in on_screen(sent.decode())]
     assert rows[0].startswith(f"moa-edge up: error: {model} is not a GGUF file"), rows
+    assert "reading what the files say of broken.gguf and broken.gguf (0 s)" in sent.decode()
+    _, _, after = sent.partition(b" is not a GGUF file")
+    assert b"\x1b" not in after, "a line that changes, below the error"
+
+
+def test_all_that_is_missing_is_named_at_once_with_one_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("onnx", "onnxscript", "starlette"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)  # llama.cpp's
+    monkeypatch.setattr("moa.llama.library.find_library", lambda _: None)
+    (tmp_path / "a.gguf").touch()
+    model = str(tmp_path / "a.gguf")
+
+    def missing(**given: Any) -> str:
+        options = {"target": model, "device_model": model, "dry_run": False} | given
+        with pytest.raises(UsageError) as caught:
+            asyncio.run(up_command._up(argparse.Namespace(**options)))
+        return caught.value.line()
+
+    install = "in the checkout: pip install '.[{}]' -c constraints.txt"
+    assert missing() == (
+        "starlette, onnx, onnxscript and llama.cpp are not installed"
+        f" ({install.format('serve,export,gguf')})"
+    )
+    assert missing(dry_run=True).endswith(f"({install.format('export,gguf')})")
+    alone = f"starlette is not installed ({install.format('serve')})"
+    assert missing(target="", device_model="") == alone
+
+
+def test_every_extra_brings_the_packages_that_are_looked_for() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    for extra, packages in PACKAGES.items():
+        texts = project["optional-dependencies"][extra]
+        if extra == "export":  # with what another extra brings
+            texts = [*texts, *project["optional-dependencies"]["train"]]
+        brought = {Requirement(text).name.replace("-", "_") for text in texts}
+        assert set(packages) - {LLAMA_CPP} <= brought
 
 
 def test_the_line_that_changes_says_nothing_that_is_no_longer_true() -> None:

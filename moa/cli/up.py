@@ -26,7 +26,9 @@ from typing import IO, Any, NoReturn
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
+from moa.cli.installed import check_installed
 from moa.cli.programs import USUAL_PORT, Verifier, clean, ended_after, line_with, why_ended
 from moa.errors import MoaError, UsageError, run_cli
 from moa.process.children import start_child
@@ -127,6 +129,7 @@ async def _up(options: argparse.Namespace) -> int:
         )
     check_place("TARGET", options.target)
     check_place("--device-model", options.device_model)
+    check_installed(_extras(options))
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # not on every system
@@ -146,6 +149,16 @@ async def _up(options: argparse.Namespace) -> int:
         return work.result()
     except _ChildFailed as failure:
         return failure.code
+
+
+def _extras(options: argparse.Namespace) -> list[str]:
+    """The extras that hold what will be run."""
+    extras = [] if options.dry_run else ["verifier", "serve"]
+    if options.target:
+        extras.append("export")
+    if options.target.lower().endswith(".gguf"):
+        extras.append("gguf")
+    return extras
 
 
 async def _start_and_watch(options: argparse.Namespace) -> int:
@@ -213,7 +226,8 @@ async def _plan(options: argparse.Namespace) -> dict[str, Any]:
         flags.append("--dry-run")
     if options.again:
         flags.append("--again")
-    with _status("reading what the files say of both models") as status:
+    names = f"{Path(options.target).name} and {Path(options.device_model).name}"
+    async with _counted(f"reading what the files say of {names}") as status:
         child = await start_child(
             _PLAN,
             options.target,
@@ -344,20 +358,8 @@ def _verifier(options: argparse.Namespace, log: IO[bytes]) -> Verifier:
 
 async def _load(verifier: Verifier) -> None:
     """Start the verifier, and wait until it listens."""
-    started = time.monotonic()
-    with _status("loading the target") as status:
-        clock = asyncio.ensure_future(_show_loading(status, started))
-        try:
-            await verifier.start()
-        finally:
-            clock.cancel()
-
-
-async def _show_loading(status: _StatusLine, started: float) -> None:
-    """Show every second how long it has taken."""
-    while True:
-        status.show(f"loading the target ({time.monotonic() - started:.0f} s)")
-        await asyncio.sleep(1)
+    async with _counted("loading the target"):
+        await verifier.start()
 
 
 async def _endpoint(
@@ -402,9 +404,11 @@ async def _pass_on(stream: asyncio.StreamReader, status: _StatusLine | None = No
         line = clean(raw)
         if not line:
             continue
+        if status is not None and line.startswith(f"{PROGRAM}: error: "):
+            status.end()  # before the error is printed: the program takes seconds to end
         _say(line)
         if status is not None:
-            status.show(line.removeprefix(f"{PROGRAM}: ").partition(":")[0])
+            status.doing = line.removeprefix(f"{PROGRAM}: ").partition(":")[0]
 
 
 # ---- the screen
@@ -458,7 +462,13 @@ class _StatusLine:
     def show(self, line: str) -> None:
         """Change the line."""
         if self._status is not None:
-            self._status.update(line)
+            self._status.update(Text(line))
+
+    def end(self) -> None:
+        """Take the line away for good."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
 
 
 @contextlib.contextmanager
@@ -470,8 +480,27 @@ def _status(line: str) -> Iterator[_StatusLine]:
         _say(line)
         yield _StatusLine(None)
         return
-    with console.status(line) as status:
+    with console.status(Text(line)) as status:
         yield _StatusLine(status)
+
+
+@contextlib.asynccontextmanager
+async def _counted(doing: str) -> AsyncIterator[_StatusLine]:
+    """Show what is being done while the body runs, and on a terminal for how many seconds."""
+    started = time.monotonic()
+
+    async def count() -> None:
+        while True:
+            status.show(f"{status.doing} ({time.monotonic() - started:.0f} s)")
+            await asyncio.sleep(1)
+
+    with _status(doing) as status:
+        status.doing = doing
+        clock = asyncio.ensure_future(count())
+        try:
+            yield status
+        finally:
+            clock.cancel()
 
 
 def _say(line: str) -> None:
