@@ -170,7 +170,7 @@ class ClientSettings:
 
     def _check_ranges(self) -> None:
         """Raise a `ConfigError` for a setting that is out of range, or none of its choices."""
-        for field, hint in typing.get_type_hints(type(self)).items():
+        for field, hint in _HINTS.items():  # evaluated once: each answer has settings of its own
             value = getattr(self, field)
             if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
                 choices = ", ".join(typing.get_args(hint))

@@ -96,6 +96,7 @@ async def compared(ways: Mapping[str, Ask], options: Options) -> dict[str, Any]:
     """First tokens and throughput of each way."""
     firsts: dict[str, list[float]] = {name: [] for name in ways}
     speeds: dict[str, list[float]] = {name: [] for name in ways}
+    characters: dict[str, int] = {}
     progress = Progress(options.answers + options.repeats, "turns")
     for prompt in PROMPTS:  # every prompt has been read by each way before it counts
         for ask in ways.values():
@@ -113,7 +114,9 @@ async def compared(ways: Mapping[str, Ask], options: Options) -> dict[str, Any]:
                 for number in range(options.streams)
             ]
             told = await asyncio.gather(*asked)
-            speeds[name].append(sum(one.characters for one in told) / (perf_counter() - began))
+            seconds = perf_counter() - began
+            characters[name] = sum(one.characters for one in told)
+            speeds[name].append(characters[name] / seconds)
         progress.step()
     pairs = zip(speeds["ours"], speeds["plain"], strict=True)
     return {
@@ -123,6 +126,7 @@ async def compared(ways: Mapping[str, Ask], options: Options) -> dict[str, Any]:
         "tokens": options.tokens,
         "stream_tokens": options.stream_tokens,
         "engine": engine_of(options),
+        "characters": characters,  # where they differ, one way has asked for a longer text
         "first_ms": {name: 1000 * median(found) for name, found in firsts.items()},
         "characters_per_second": {name: median(found) for name, found in speeds.items()},
         "throughput": median(mine / theirs for mine, theirs in pairs),

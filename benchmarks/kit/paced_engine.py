@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from moa.errors import MoaError
 
 _MODELS = {"data": [{"id": "paced", "owned_by": "nobody"}]}
-_WORDS = ["so", "it", "goes", "on", "with", "one", "word", "more", "at", "every", "step", "home"]
+WORDS = ("so", "it", "was", "on", "with", "one", "word", "more", "at", "this", "step", "home")
+"""Each of them is one token of the embedded bundle: an answer of so many tokens is the same text,
+whoever counts them."""
 
 
 @contextlib.contextmanager
@@ -82,7 +84,7 @@ class _Engine:
         for number in range(count):
             due = began + self._first + number * self._token
             await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
-            word = _WORDS[number % len(_WORDS)]
+            word = WORDS[number % len(WORDS)]
             delta = {"content": word if number == 0 else f" {word}"}
             reason = "length" if number == count - 1 else None
             chunk = {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}

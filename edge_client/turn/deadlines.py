@@ -159,10 +159,11 @@ class Deadlines:
 
     def write_at(self) -> float:
         """When the device may write its next offline token."""
+        waits = self.waits  # computed anew each time that it is asked for
         if self._down_since is not None:
-            return min(self.waiting_since, self._down_since) + self.waits.offline
-        late = self._expected_at + self.waits.late
-        return max(late, self._written_at + self.waits.pace)
+            return min(self.waiting_since, self._down_since) + waits.offline
+        late = self._expected_at + waits.late
+        return max(late, self._written_at + waits.pace)
 
     def give_up_at(self) -> float:
         """When a connection with a pending answer is given up."""
@@ -190,6 +191,8 @@ class Deadlines:
     def _sign(self) -> float:
         """The last time at which the verifier said that it works on the answer, as far as that
         counts: it must come further now and then."""
+        if self._heard_at == float("-inf"):
+            return self._heard_at  # it has said nothing: most answers come without
         return min(self._heard_at, self._advanced_at + max(self.waits.stalled, 4 * self._usual))
 
     @property

@@ -20,6 +20,7 @@ import msgspec
 
 from moa.errors import BundleError, MoaError, UsageError
 from moa.process.children import without_our_settings
+from moa.process.patience import killed_after
 from moa.safe_text import safe_line
 
 _PROGRAM = Path(__file__).with_name("rendering.py")
@@ -142,16 +143,13 @@ def _exchange(process: subprocess.Popen[Any], line: bytes, seconds: float) -> by
     break at its end means that the process died, or was killed after so many seconds."""
     assert process.stdin is not None
     assert process.stdout is not None
-    alarm = threading.Timer(seconds, process.kill)
-    alarm.start()
-    try:
-        process.stdin.write(line)
-        process.stdin.flush()
-        answer: bytes = process.stdout.readline(6 * _LARGEST_TEXT)
-    except OSError:
-        return b""
-    finally:
-        alarm.cancel()
+    with killed_after(process, seconds):
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+            answer: bytes = process.stdout.readline(6 * _LARGEST_TEXT)
+        except OSError:
+            return b""
     return answer
 
 

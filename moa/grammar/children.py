@@ -11,10 +11,8 @@ import contextlib
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ import msgspec
 from moa.errors import MoaError
 from moa.grammar.spec import JSON_STYLE, Grammar, GrammarError
 from moa.process.children import without_our_settings
+from moa.process.patience import killed_after
 from moa.safe_text import safe_line
 
 CHILDREN = 2
@@ -33,8 +32,6 @@ _START_SECONDS = 60.0
 _WALL_SECONDS = 2.5
 """Seconds by the clock for one grammar: a bound where processor time is none, for a process that is
 stopped, or starved."""
-_LOOK_SECONDS = 0.1
-"""Between two looks at what is late."""
 _LARGEST_ANSWER = 2**20
 """Bytes of an answer."""
 _PROGRAM = Path(__file__).with_name("compiling.py")
@@ -173,7 +170,7 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> 
     break at its end means that the process died, or was killed after so many seconds."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with _PATIENCE.killed_after(process, seconds):
+    with killed_after(process, seconds):
         try:
             if line:
                 process.stdin.write(line)
@@ -184,54 +181,6 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> 
         except OSError:
             return b""
     return answer
-
-
-class _Patience:
-    """Kills processes that have not answered in time.
-
-    One thread for all: a timer for each exchange is a thread that must first have run, and on a
-    busy machine that took longer than to compile.
-    """
-
-    def __init__(self) -> None:
-        self._until: dict[object, tuple[float, subprocess.Popen[bytes]]] = {}
-        self._some = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    @contextlib.contextmanager
-    def killed_after(self, process: subprocess.Popen[bytes], seconds: float) -> Iterator[None]:
-        """Kill a process unless the body ends within so many seconds. A thread watches all of them
-        (`_watch`); it is started at the first one."""
-        if self._thread is None or not self._thread.is_alive():  # there is none after a fork
-            self._thread = threading.Thread(
-                target=self._watch, name="grammar-patience", daemon=True
-            )
-            self._thread.start()
-        mine = object()
-        self._until[mine] = (time.monotonic() + seconds, process)
-        if not self._some.is_set():  # the thread waits for this
-            self._some.set()
-        try:
-            yield
-        finally:
-            del self._until[mine]
-
-    def _watch(self) -> None:
-        """Kill each process whose time is over. This runs in a thread for as long as the program
-        does, and sleeps while nobody waits for a process."""
-        while True:
-            self._some.wait()
-            time.sleep(_LOOK_SECONDS)
-            if not self._until:
-                self._some.clear()
-                if self._until:
-                    self._some.set()  # one began between the look and the clearing
-            for until, process in list(self._until.values()):
-                if time.monotonic() > until:
-                    process.kill()
-
-
-_PATIENCE = _Patience()
 
 
 def _end(process: subprocess.Popen[Any]) -> None:

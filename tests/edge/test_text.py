@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -145,6 +146,18 @@ def test_what_is_no_template(codec: TextCodec, tmp_path: Path) -> None:
     assert not plain.can_chat
     with pytest.raises(UsageError, match="no chat template"):
         chat_ids(plain, [{"role": "user", "content": "hi"}])
+
+
+def test_a_rendering_starts_no_thread(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of a timer must first have run: on a busy machine each question waited for that."""
+    question = [{"role": "user", "content": "hi"}]
+    first = chat_ids(codec, question)  # the process is started, and a thread watches it
+
+    def start(thread: threading.Thread) -> None:
+        raise AssertionError(f"{thread.name} was started")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert chat_ids(codec, question) == first
 
 
 def test_the_end_token_of_a_template_is_the_one_it_means(codec: TextCodec, tmp_path: Path) -> None:
