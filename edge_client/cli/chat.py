@@ -162,6 +162,8 @@ class ChatLoop:
         """Lines that could not be asked or done."""
         self.refused = ""
         """Why the verifier has refused an answer, if it did."""
+        self._trouble = ""
+        """What the user was last told of a link that is down; empty once it was up."""
 
     async def run(self) -> None:
         """Read and answer messages until the user ends the chat."""
@@ -246,6 +248,14 @@ class ChatLoop:
     async def _ask(self, step: Ask | Continue) -> None:
         """Answer the question, or go on with the last answer. First the check of what the device
         wrote alone is waited for; Ctrl-C stops either."""
+        check = self._check
+        if isinstance(step, Continue) and check is not None and check.phase == "waits":
+            last = check.open_answers[-1]
+            if last.is_complete and last.unverified:
+                # Without the verifier the device would write the same once more.
+                count = not_verified(last.unverified)
+                self._console.print(f"the answer is complete: {count}", style="dim")
+                return
         await self._settle()
         unread: list[int] = []
         earlier = self._check.open_answers if self._check is not None else []
@@ -326,14 +336,24 @@ class ChatLoop:
             more="/continue goes on",
             markdown_after=shown,
             who_verifies=self._client.settings.who_verifies,
+            trouble=self._trouble,
         ) as view:
             async with contextlib.aclosing(events):
                 async for event in events:
                     self._check = None  # from here on the conversation's turn is this one
                     view.take(event)
                     told.take(event)
-                    if isinstance(event, Link) and event.state == "refused":
-                        self.refused = event.detail
+                    if isinstance(event, Link):
+                        self._hear(event)
+
+    def _hear(self, link: Link) -> None:
+        """Note what an answer has told of the link."""
+        if link.state in ("offline", "refused"):
+            self._trouble = link.detail or self._trouble
+        elif link.state == "online":
+            self._trouble = ""
+        if link.state == "refused":
+            self.refused = link.detail
 
     def _check_of(
         self, answers: list[WrittenAnswer], *, is_latest_turn: bool = False

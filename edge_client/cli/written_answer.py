@@ -84,6 +84,11 @@ class WrittenAnswer:
         return len(self.told.ids) - self.told.final
 
     @property
+    def is_complete(self) -> bool:
+        """Whether it came to an end of its own."""
+        return self.told.done is not None and self.told.done.reason in ("eos", "stop")
+
+    @property
     def name(self) -> str:
         """What the user may call it: the last one, or by its question."""
         if not self.is_held:

@@ -163,6 +163,8 @@ def explain(
             return _explain_close(error, url)
         case ConnectionClosed() | OSError() | EOFError():
             said = safe_line(str(error)) or type(error).__name__
+            if is_closed_port(error):
+                said = "nothing listens there"
             return LinkError(f"cannot reach {url}: {said}", hint=_hint_at_port(url, tls=tls))
         case _:
             return LinkError(f"cannot reach {url}: {type(error).__name__}: {safe_line(str(error))}")

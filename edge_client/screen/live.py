@@ -17,7 +17,7 @@ from rich.text import Text
 
 from edge_client.events import AnswerSoFar, Done, Event, Link, Notice, Progress, Retract, Status
 from edge_client.screen.markdown import MarkdownLines
-from edge_client.screen.pipe import ENDS, View
+from edge_client.screen.pipe import ENDS, View, trouble_in_words
 from edge_client.screen.typing_ahead import unshown
 from edge_client.screen.words import tokens, waiting
 from moa.safe_text import safe_line, safe_text
@@ -54,13 +54,16 @@ class LiveView(View):
         more: str = "",
         markdown: MarkdownLines | None = None,
         who_verifies: str = "the verifier",
+        trouble: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a view for this terminal. `context` is how many tokens the context holds, if the
         reader is to know how full it is; `more` says how to go on with an answer that was cut.
-        `markdown` draws the lines; without it they are shown as they were written."""
+        `markdown` draws the lines; without it they are shown as they were written. `trouble` is what
+        the reader was told of the link before."""
         self._console = console
         self._who_verifies = who_verifies
+        self._trouble = trouble
         self._markdown = markdown
         self._context = context
         self._more = more
@@ -95,7 +98,7 @@ class LiveView(View):
                 if event.state in _TROUBLE and event.detail and event.detail != self._link.detail:
                     # It stays on the screen: the text below it was written by the device.
                     self._live.print_above(
-                        Text(safe_line(f"{event.state}: {event.detail}"), style="yellow")
+                        Text(trouble_in_words(event, self._trouble), style="yellow")
                     )
                 self._link = event
             case Retract():

@@ -39,10 +39,14 @@ class View:
 
 class PipeView(View):
     """For files and pipes: each final text once. `remarks` go to standard error; without
-    `says_unverified` none of them says of an answer that it was not verified."""
+    `says_unverified` none of them says of an answer that it was not verified. `trouble` is what the
+    reader was told of the link before."""
 
-    def __init__(self, *, remarks: bool = True, says_unverified: bool = True) -> None:
+    def __init__(
+        self, *, remarks: bool = True, says_unverified: bool = True, trouble: str = ""
+    ) -> None:
         self._says_unverified = says_unverified
+        self._trouble = trouble
         self._remarks: list[str] | None = [] if remarks else None
         """Remarks that wait for the end of a line, because standard error may be the same terminal
         or file; None if there shall be none."""
@@ -60,8 +64,8 @@ class PipeView(View):
         match event:
             case Notice():
                 self._tell(event.message)
-            case Link(state=state, detail=detail) if state in ("offline", "refused"):
-                self._tell(f"{state}: {detail}" if detail else state)
+            case Link(state="offline" | "refused"):
+                self._tell(trouble_in_words(event, self._trouble))
             case Done():
                 self._finish(event)
             case _:
@@ -113,6 +117,16 @@ class PipeView(View):
     def __exit__(self, *_: Any) -> None:
         self._midline = False  # also where the answer was not finished
         self._tell()
+
+
+def trouble_in_words(link: Link, told: str) -> str:
+    """What to say of a link that is down; in two words if the reason is the one that was `told`
+    before."""
+    if not link.detail:
+        return link.state
+    if link.detail == told:
+        return f"still {link.state}"
+    return safe_line(f"{link.state}: {link.detail}")
 
 
 def how_much_verified(answer: AnswerSoFar) -> str:

@@ -37,16 +37,18 @@ def make_view(
     markdown_after: str | None = None,
     says_unverified: bool = True,
     who_verifies: str = "the verifier",
+    trouble: str = "",
 ) -> View:
     """Returns the view for this output: of a terminal, of a pipe, or with `quiet` one that shows
     nothing. A terminal also says how much of the `context` is used, and with `more` how to go on
     with an answer that was cut; it draws Markdown if the text `markdown_after`, behind which the
     answer goes on, is given, and NO_COLOR is not set. `says_unverified` is for a pipe, `who_verifies`
-    the words for a verifier or an upstream on a terminal."""
+    the words for a verifier or an upstream on a terminal, `trouble` what the reader was told of the
+    link before."""
     if quiet:
         return View()
     if console is None and not _can_redraw():
-        return PipeView(says_unverified=says_unverified)
+        return PipeView(says_unverified=says_unverified, trouble=trouble)
     from rich.console import Console
 
     from edge_client.screen.live import LiveView
@@ -54,11 +56,18 @@ def make_view(
 
     console = console or Console(highlight=False)
     if not console.is_terminal or console.is_dumb_terminal:
-        return PipeView(says_unverified=says_unverified)
+        return PipeView(says_unverified=says_unverified, trouble=trouble)
     markdown = None
     if markdown_after is not None and draws_markdown(console):
         markdown = MarkdownLines(safe_text(markdown_after))
-    return LiveView(console, context, more=more, markdown=markdown, who_verifies=who_verifies)
+    return LiveView(
+        console,
+        context,
+        more=more,
+        markdown=markdown,
+        who_verifies=who_verifies,
+        trouble=trouble,
+    )
 
 
 def draws_markdown(console: Console) -> bool:

@@ -11,12 +11,13 @@ from collections.abc import AsyncGenerator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from edge_client.cli.chat import ChatLoop
 from edge_client.cli.dialogue import Dialogue
-from edge_client.events import Done, Event, Prompt, Token
+from edge_client.events import Done, Event, Link, Prompt, Token
 from edge_client.screen.ctrl_c import Interrupted
 from edge_client.settings import ClientSettings
 from moa.errors import LinkError, UsageError
@@ -228,6 +229,35 @@ async def test_an_answer_is_continued_after_its_verified_text() -> None:
     assert played.predicted[1] == [8], "the verifier reads what the device wrote"
     assert 'goes on after "verified,": 1 token is not verified, and asked again' in screen
     assert [message["content"] for message in dialogue.messages] == ["one", "verified, and more"]
+
+
+async def test_a_complete_answer_is_not_written_again_while_the_verifier_is_away() -> None:
+    complete = msgspec.structs.replace(done("alone", verified=False), reason="eos")
+    played = Played([complete, done("never", verified=True)])
+    dialogue, screen = await talk(played, "one", "/continue", online=(False,))
+    assert "the answer is complete: 1 token is not verified" in screen
+    assert len(played.asked) == 1
+    assert [message["content"] for message in dialogue.messages] == ["one", "alone"]
+
+
+async def test_why_the_link_is_down_is_told_in_full_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Away(Played):
+        async def generate(
+            self, messages: list[dict[str, str]], **changes: Any
+        ) -> AsyncGenerator[Event, None]:
+            async for event in super().generate(messages, **changes):
+                yield event
+                if isinstance(event, Prompt):
+                    yield Link(state="online" if len(self.asked) == 3 else "offline", detail="why")
+
+    answers = [done(name, verified=True) for name in "abcd"]
+    await talk(Away([*answers]), "one", "two", "three", "four")
+    told = [line for line in capsys.readouterr().err.splitlines() if "offline" in line]
+    assert told == [
+        f"edge-client: {said}" for said in ("offline: why", "still offline", "offline: why")
+    ]
 
 
 async def test_an_answer_without_verified_text_is_asked_for_again() -> None:

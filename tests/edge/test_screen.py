@@ -202,6 +202,9 @@ def test_why_the_verifier_was_not_there_stays_on_the_screen() -> None:
         done("one", verified=False),
     ]
     assert shown(events).count("offline: cannot reach ws://x\n") == 1
+    again = shown(events, trouble="cannot reach ws://x")
+    assert again.startswith("still offline\n")
+    assert "cannot reach" not in again.partition("●")[0]
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,8 @@ def test_failures_to_connect_are_explained() -> None:
     """A link that is cut in the middle of a handshake looks like a port that speaks something else."""
     url = "ws://127.0.0.1:1"
     error = InvalidMessage("no valid HTTP response")
-    refused = ConnectionRefusedError()
+    refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 1)")
+    assert str(explain(refused, url, tls=False)) == f"cannot reach {url}: nothing listens there"
     assert "TLS" in explain(error, url, tls=False).hint
     again = explain(error, url, tls=False, worked=True)
     assert (str(again), again.hint) == (f"{url} does not answer now", "")
