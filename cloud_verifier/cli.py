@@ -117,7 +117,7 @@ def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
     add_flags(
         serve.add_argument_group("limits"),
         Limits,
-        {f.name: "N" for f in dataclasses.fields(Limits)},
+        {f.name: "SECONDS" if _is_time(f.name) else "N" for f in dataclasses.fields(Limits)},
     )
     serve.set_defaults(run=_serve)
 
@@ -174,6 +174,11 @@ def _serve(arguments: argparse.Namespace) -> int:
         else:
             _serve_target(settings, auth, port, api_port)
     return 0
+
+
+def _is_time(name: str) -> bool:
+    """Whether a limit of this name is a time, which all are in seconds."""
+    return name.endswith(("_timeout", "_interval", "_seconds"))
 
 
 def _warn_of_clear_text(settings: Settings) -> None:

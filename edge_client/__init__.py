@@ -4,8 +4,20 @@ torch."""
 from edge_client.client import Answer, EdgeClient, ask
 from edge_client.conversation import Conversation
 from edge_client.device import Device
-from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
+from edge_client.events import (
+    Adopt,
+    Confirm,
+    Done,
+    Event,
+    Link,
+    Notice,
+    Progress,
+    Prompt,
+    Retract,
+    Token,
+)
 from edge_client.settings import ClientSettings
+from moa.grammar.spec import Grammar
 
 __all__ = [
     "Adopt",
@@ -17,8 +29,10 @@ __all__ = [
     "Done",
     "EdgeClient",
     "Event",
+    "Grammar",
     "Link",
     "Notice",
+    "Progress",
     "Prompt",
     "Retract",
     "Token",

@@ -234,12 +234,16 @@ def _link_to(address: str, settings: ClientSettings, device: Device) -> Verifier
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer's text, whether all of it is verified, why it ended, and its figures."""
+    """What `ask` returns. As a `str` it is its text, marked where not all of it is verified."""
 
     text: str
+    """As it is; `str(answer)` has the mark."""
     verified: bool
+    """Whether the target has verified all of the text."""
     reason: Reason
+    """Why the answer ended."""
     stats: dict[str, Any]
+    """Its figures: tokens, forwards, bytes, times."""
 
     def __str__(self) -> str:
         """For people: text that the device wrote alone never goes unmarked."""

@@ -4,16 +4,17 @@
     python examples/agent.py
 
 While the link is down the device answers, in the same shapes; what it wrote alone is counted in
-`usage.moa`.
+`usage.moa`. Without that field, as from another endpoint, nobody knows whether it is verified.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from openai import OpenAI
+from openai.types import CompletionUsage
 
 CITIES = {"Rome": 31, "Paris": 24}
 Tool = Callable[..., Any]
@@ -48,6 +49,14 @@ def listed(name: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
+def _where(usage: CompletionUsage | None) -> str:
+    """Who vouches for an answer, by the usage that came with it."""
+    marks = (usage.model_extra or {}).get("moa") if usage else None
+    if marks is None:
+        return "unknown"
+    return "the device alone" if marks.get("offline_tokens") else "verified"
+
+
 def _choice(steps: Sequence[str], step: int) -> Any:
     """Which tool the model has to call next; any or none where no steps are demanded."""
     if not steps:
@@ -77,10 +86,7 @@ def run(
             tool_choice=_choice(steps, step),
             parallel_tool_calls=False,
         )
-        marks: Mapping[str, Any] = (
-            (answer.usage.model_extra or {}).get("moa", {}) if answer.usage else {}
-        )
-        where = "the device alone" if marks.get("offline_tokens") else "verified"
+        where = _where(answer.usage)
         message = answer.choices[0].message
         messages.append(
             message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)

@@ -7,13 +7,16 @@ python examples/langchain_chat.py                    # pip install langchain-ope
 from __future__ import annotations
 
 from langchain_openai import ChatOpenAI
+from openai import OpenAI
 
 ENDPOINT = "http://127.0.0.1:8080/v1"
 
 
 def main(endpoint: str = ENDPOINT, prompt: str = "What is 17 plus 25?") -> str:
     """Stream an answer through LangChain."""
-    chat = ChatOpenAI(base_url=endpoint, api_key="any", model="target")
+    # The endpoint refuses another name than its model's.
+    model = OpenAI(base_url=endpoint, api_key="any").models.list().data[0].id
+    chat = ChatOpenAI(base_url=endpoint, api_key="any", model=model)
     text = ""
     for chunk in chat.stream(prompt):
         text += str(chunk.content)

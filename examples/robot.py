@@ -14,8 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from edge_client import Done, EdgeClient
-from moa.grammar.spec import Grammar
+from edge_client import Done, EdgeClient, Grammar
 
 ACTIONS = {"move": True, "look": True, "grip": False}
 """What the robot can do, and whether it can be undone."""
@@ -29,9 +28,9 @@ PLAN: dict[str, Any] = {
 
 async def step(client: EdgeClient, seen: str, act: Callable[[dict[str, Any]], None]) -> bool:
     """Plan one action and do it; returns whether it was done."""
-    conversation = client.conversation()
     done: Done | None = None
-    async for event in conversation.generate(
+    # `generate` of the client begins a conversation, and closes it at the answer's end.
+    async for event in client.generate(
         f"You see: {seen}. What do you do?", grammar=Grammar.of_schema(PLAN)
     ):
         if isinstance(event, Done):
@@ -42,7 +41,6 @@ async def step(client: EdgeClient, seen: str, act: Callable[[dict[str, Any]], No
     if not done.verified and not ACTIONS[plan["action"]]:
         return False  # cannot be undone: ask again when the link is back
     act(plan)
-    await conversation.aclose()
     return True
 
 

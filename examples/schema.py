@@ -11,8 +11,7 @@ import json
 import sys
 from typing import Any
 
-from edge_client import Done, EdgeClient
-from moa.grammar.spec import Grammar
+from edge_client import Done, EdgeClient, Grammar
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import functools
 import re
 import shlex
@@ -15,7 +16,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 import edge_client
+from edge_client.events import Event
 from moa.wire.codes import Code
+from moa.wire.limits import Limits
 from tools.api import api_page
 from tools.prose import wrapped
 from tools.readme import PARSERS, programs, rendered
@@ -185,6 +188,27 @@ def test_the_api_page_has_every_public_name_and_says_something_of_each() -> None
     for line in page.splitlines():
         if line.startswith("| `"):
             assert line.rsplit("|", 2)[1].strip(), line
+
+
+def test_every_event_and_what_generate_takes_is_imported_from_the_device() -> None:
+    assert {event.__name__ for event in Event.__subclasses__()} <= set(edge_client.__all__)
+    assert edge_client.Grammar.of_schema({"type": "integer"}).kind == "json_schema"
+
+
+def test_the_api_page_lists_the_fields_of_an_answer() -> None:
+    (_, after) = api_page(ROOT).split("## `Answer`\n")
+    section = after.partition("\n## ")[0]
+    fields = ("text", "verified", "reason", "stats")
+    assert [field for field in fields if f"* `{field}: " not in section] == []
+
+
+def test_the_flag_of_a_time_says_its_unit() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    times = [field.name for field in dataclasses.fields(Limits) if field.type == "float"]
+    times.remove("max_tokens_per_second")
+    assert "hello_timeout" in times
+    flags = ["--" + name.replace("_", "-") for name in times]
+    assert [flag for flag in flags if f"* `{flag} SECONDS`" not in page] == []
 
 
 def test_the_protocol_is_described() -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import re
 import subprocess
 import sys
+import types
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+from openai.types import CompletionUsage
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from edge_client import EdgeClient
-from examples import ask, batch, conversation, openai_stream, robot, schema, stream
+from edge_client import Conversation, EdgeClient
+from examples import agent, ask, batch, conversation, openai_stream, robot, schema, stream
+from moa.errors import UsageError
 from tests.edge.serve.pair import verifier
 from tests.edge.serve.test_endpoint import PATIENCE, serving
 
@@ -92,6 +99,92 @@ async def test_a_robot_does_alone_only_what_can_be_undone() -> None:
             )
             assert done == (len(acted) > before)
     assert all(robot.ACTIONS[action] for action in acted)
+
+
+async def test_a_robot_leaves_no_conversation_open_whatever_it_does() -> None:
+    begun: list[Conversation] = []
+
+    class Watched(EdgeClient):
+        def conversation(self) -> Conversation:
+            begun.append(super().conversation())
+            return begun[-1]
+
+    async with Watched(offline=True, max_offline_tokens=1) as client:
+        assert not await robot.step(client, "a door", print)
+        (conversation,) = begun
+        with pytest.raises(UsageError, match="closed"):
+            await anext(conversation.generate("and now?"))
+
+
+def usage(**more: Any) -> CompletionUsage:
+    return CompletionUsage.model_validate(
+        {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3, **more}
+    )
+
+
+def answering(usage: CompletionUsage) -> Any:
+    """Stands for an endpoint: a whole answer, or its stream of one chunk."""
+    one = {"id": "a", "created": 0, "model": "other", "usage": usage.model_dump()}
+    whole = ChatCompletion.model_validate(
+        one
+        | {
+            "object": "chat.completion",
+            "choices": [
+                {
+                    "index": 0,
+                    "finish_reason": "stop",
+                    "message": {"role": "assistant", "content": "Yes."},
+                }
+            ],
+        }
+    )
+    chunk = ChatCompletionChunk.model_validate(
+        one | {"object": "chat.completion.chunk", "choices": []}
+    )
+    api = MagicMock()
+    api.chat.completions.create = lambda *, stream=False, **_: [chunk] if stream else whole
+    return api
+
+
+@pytest.mark.parametrize(
+    ("marks", "mark", "alone"),
+    [
+        ({}, "[unknown]", "unknown how many tokens"),
+        ({"moa": {"offline_tokens": 0}}, "[verified]", "0 tokens"),
+        ({"moa": {"offline_tokens": 2}}, "[the device alone]", "2 tokens"),
+    ],
+)
+def test_nothing_is_called_verified_without_the_endpoints_word(
+    marks: dict[str, Any],
+    mark: str,
+    alone: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api = answering(usage(**marks))
+    said: list[str] = []
+    assert agent.run(api, "Is it hot?", say=said.append) == "Yes."
+    assert said == [f"Yes.  {mark}"]
+    monkeypatch.setattr(openai_stream, "OpenAI", lambda **_: api)
+    openai_stream.main()
+    assert f"{alone} were written by the device alone" in capsys.readouterr().out
+
+
+def test_langchain_asks_for_the_model_that_the_endpoint_lists(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    package = types.ModuleType("langchain_openai")
+    chat = MagicMock()
+    package.ChatOpenAI = chat  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "langchain_openai", package)
+    monkeypatch.delitem(sys.modules, "examples.langchain_chat", raising=False)
+    langchain_chat = importlib.import_module("examples.langchain_chat")
+    monkeypatch.delitem(sys.modules, "examples.langchain_chat")
+    api = MagicMock()
+    api.models.list().data[0].id = "ours"
+    monkeypatch.setattr(langchain_chat, "OpenAI", lambda **_: api)
+    langchain_chat.main()
+    assert chat.call_args.kwargs["model"] == "ours"
 
 
 async def test_openais_client_streams_through_the_endpoint(address: str) -> None:

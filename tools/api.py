@@ -19,6 +19,8 @@ from edge_client.settings import ENVIRONMENT, ClientSettings
 from moa import errors
 from moa.cli.command_line import described
 
+_WITH_FIELDS = (edge_client.Answer, edge_client.Grammar)
+"""Classes whose fields a program reads or gives, and that are no events."""
 _FAMILIES = Path("moa") / "target" / "families.py"
 
 
@@ -58,6 +60,8 @@ def api_page(root: Path) -> str:
 
 def _class(cls: type) -> Iterator[str]:
     yield f"## `{cls.__name__}`\n\n{_doc(cls)}\n"
+    if cls in _WITH_FIELDS:
+        yield from _listed(cls)
     for name, member in vars(cls).items():
         if name.startswith("_") or not (documented := inspect.getdoc(member)):
             continue
@@ -90,6 +94,12 @@ def _call(function: Any, *, skip: int = 0) -> str:
 
 def _event(cls: type) -> Iterator[str]:
     yield f"### `{cls.__name__}`\n\n{_doc(cls)}\n"
+    yield from _listed(cls)
+    yield ""
+
+
+def _listed(cls: type) -> Iterator[str]:
+    """A line for each field, with its docstring if it has one."""
     words = described(cls)
     for field in _fields(cls):
         name = ast.unparse(field.target)
@@ -97,7 +107,6 @@ def _event(cls: type) -> Iterator[str]:
         default = f" = {ast.unparse(field.value)}" if field.value else ""
         text = f": {words[name]}" if name in words else ""
         yield f"* `{name}: {kind}{default}`{text}"
-    yield ""
 
 
 def _settings() -> str:
@@ -166,7 +175,14 @@ def _kind(cls: type, field: ast.AnnAssign) -> str:
     hint = typing.get_type_hints(cls)[ast.unparse(field.target)]
     if typing.get_origin(hint) is typing.Literal:
         return " | ".join(repr(choice) for choice in typing.get_args(hint))
-    return ast.unparse(field.annotation)
+    annotation = field.annotation
+    if typing.get_origin(
+        typing.get_type_hints(cls, include_extras=True)[ast.unparse(field.target)]
+    ) is (typing.Annotated):
+        assert isinstance(annotation, ast.Subscript)
+        assert isinstance(annotation.slice, ast.Tuple)
+        annotation = annotation.slice.elts[0]  # without its bounds
+    return ast.unparse(annotation)
 
 
 def _doc(cls: type) -> str:

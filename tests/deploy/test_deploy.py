@@ -33,6 +33,59 @@ def test_every_metric_that_is_watched_is_served(file: str) -> None:
     }
 
 
+def test_the_alerts_cover_both_evictions_for_room_and_all_that_should_be_zero() -> None:
+    (group,) = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())["groups"]
+    rules = {rule["alert"]: rule["expr"] for rule in group["rules"]}
+    for reason in ("slot_needed", "pages_needed"):
+        assert reason in rules["MoaSessionsPushEachOtherOut"]
+    watched = " ".join(rules.values())
+    assert "moa_engine_faults_total" in watched
+    assert "moa_quarantined_sessions_total" in watched
+
+
+CACHE = "/var/cache/moa"
+
+
+def test_a_verifier_can_write_its_cache_and_nothing_else_wherever_it_runs() -> None:
+    """Where it cannot, each restart hashes all weights, and a GGUF file cannot be served."""
+    image = (DEPLOY / "Dockerfile").read_text()
+    assert f"XDG_CACHE_HOME={CACHE} " in image
+    assert f"install -d -m 1777 {CACHE}\n" in image
+    for file in ("compose/sglang.yaml", "compose/vllm.yaml"):
+        service = yaml.safe_load((DEPLOY / file).read_text())["services"]["verifier"]
+        assert service["read_only"]
+        assert service["tmpfs"] == ["/tmp", CACHE]
+    for file in ("kubernetes/upstream.yaml", "kubernetes/verifier.yaml"):
+        pod = next(yaml.safe_load_all((DEPLOY / file).read_text()))["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        mounts = container["volumeMounts"]
+        assert [one["mountPath"] for one in mounts if not one.get("readOnly")] == ["/tmp", CACHE]
+        empty = {volume["name"] for volume in pod["volumes"] if "emptyDir" in volume}
+        assert {one["name"] for one in mounts if not one.get("readOnly")} == empty
+    unit = (DEPLOY / "cloud-verifier.service").read_text()
+    assert "CacheDirectory=cloud-verifier\n" in unit
+    assert "XDG_CACHE_HOME=%C/cloud-verifier " in unit
+
+
+@pytest.mark.parametrize("file", ["compose/sglang.yaml", "compose/vllm.yaml"])
+def test_a_verifier_may_wait_for_its_engine_as_long_as_that_loads(file: str) -> None:
+    services = yaml.safe_load((DEPLOY / file).read_text())["services"]
+    waits = [services[name]["healthcheck"]["start_period"] for name in ("engine", "verifier")]
+    assert waits[0] == waits[1]
+
+
+def test_every_way_to_deploy_names_the_operators_token_and_says_what_a_plain_port_lacks() -> None:
+    composed = ("compose/sglang.yaml", "compose/vllm.yaml")
+    user = f"chown -R {re.findall('USER ([0-9]+)', (DEPLOY / 'Dockerfile').read_text())[0]} "
+    for file in (*composed, "kubernetes/upstream.yaml", "kubernetes/verifier.yaml"):
+        assert "token new --name operator" in (DEPLOY / file).read_text()
+    for file in composed:
+        assert user in (DEPLOY / file).read_text()
+    for file in (*composed, "Dockerfile", "cloud-verifier.service"):
+        assert "speaks plain ws" in (DEPLOY / file).read_text()
+
+
 def test_the_dashboard_has_a_query_in_every_panel() -> None:
     board = json.loads((DEPLOY / "grafana/cloud-verifier.json").read_text())
     assert all(target["expr"] for panel in board["panels"] for target in panel["targets"])
