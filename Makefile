@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 TSC ?= tsc
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
+# On a terminal pip shows what it does, for that takes minutes. In $$(...) standard output is none, so the other is asked.
+PIP_INSTALL = $(BIN)/python -m pip install $$(test -t 2 || echo --quiet) -c constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test avx2 cover torture audit dist oldest optimum clients ray check fix bench gpu upstreams docs clean
@@ -107,14 +109,14 @@ clean: ## remove the environment, builds and caches
 
 # Device and verifier alone: the tools of a developer take minutes more, and nobody needs them to look.
 $(DEMO_STAMP): pyproject.toml constraints.txt
-	@echo "Installing device and verifier into $(VENV): 1 to 4 minutes, 1.2 GB (with CUDA's torch more)"
+	@echo "Installing device and verifier into $(VENV): 1 to 10 minutes, 1.2 GB (with CUDA's torch more)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	test $(STAMP) -nt pyproject.toml || $(BIN)/python -m pip install --quiet -c constraints.txt -e ".[demo]"
+	test $(STAMP) -nt pyproject.toml || $(PIP_INSTALL) -e ".[demo]"
 	touch $@
 
 # The stamp is older than what it was made from whenever a dependency changes, so an environment never goes stale.
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV): some minutes, 1.5 GB (with CUDA's torch more)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	$(PIP_INSTALL) -e ".[dev]"
 	touch $@

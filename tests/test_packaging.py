@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -125,3 +126,30 @@ def test_no_line_sends_a_user_to_a_package_index_that_does_not_have_it() -> None
         for path in files
         if re.search(r"pip install\s.{0,20}moa-edge", path.read_text("utf-8"))
     ]
+
+
+@pytest.mark.skipif(os.name == "nt" or shutil.which("make") is None, reason="needs make and a pty")
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("verb", ["demo", "fix"])
+def test_make_lets_pip_show_what_it_does_on_a_terminal_only(
+    verb: str, is_terminal: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "edge-client", "ruff"):
+        program = tmp_path / "bin" / name
+        program.write_text('#!/bin/sh\necho "$@" >> "$0.said"\n')
+        program.chmod(0o755)
+    ours, theirs = os.openpty()
+    subprocess.run(
+        ["make", verb, f"VENV={tmp_path}"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=theirs if is_terminal else subprocess.DEVNULL,
+        timeout=60,
+        check=True,
+    )
+    os.close(theirs)
+    os.close(ours)
+    said = (tmp_path / "bin" / "python.said").read_text()
+    assert said.startswith("-m pip install ")
+    assert ("--quiet" in said) is not is_terminal
