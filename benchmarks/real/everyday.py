@@ -43,7 +43,7 @@ _ANSWER = 48
 """Tokens of an answer of the conversation, and behind the long prompt."""
 _WHOLE = 200
 """Tokens that a JSON object or a tool call may have: it ends by itself."""
-_LATEST_FAULT = 24
+_LATEST_FAULT = 8
 """Tokens after which the link is cut or the verifier killed, at most."""
 _STEPS = 6
 """Answers that the agent may take."""

@@ -15,6 +15,7 @@ from benchmarks.kit.figures import table
 from benchmarks.kit.progress import Progress
 from benchmarks.real.lines import Lines
 from benchmarks.real.writing import Task
+from moa.errors import UsageError
 from moa.target.choosing import Judged, accept_rows
 from moa.target.contract import Target
 from moa.target.rows import Row
@@ -37,7 +38,7 @@ def name(shape: str, way: str, task: Task) -> str:
 
 def alone(target: Target, shape: str, tasks: Iterable[Task], out: Lines) -> None:
     """Plain decoding, one session after another."""
-    missing = [task for task in tasks if name(shape, "alone", task) not in out]
+    missing = [task for task in tasks if not _known(out, shape, "alone", task)]
     progress = Progress(len(missing), f"alone, {shape}")
     for task in missing:
         _together(target, [task], lambda task, log: [], _keep(out, shape, "alone"), sessions=1)
@@ -49,7 +50,7 @@ def mixed(target: Target, shape: str, tasks: Iterable[Task], out: Lines, *, sess
     missing = [
         task
         for task in tasks
-        if name(shape, "mixed", task) not in out and name(shape, "alone", task) in out
+        if not _known(out, shape, "mixed", task) and _known(out, shape, "alone", task)
     ]
     rng = random.Random(0)
     rng.shuffle(missing)
@@ -71,9 +72,28 @@ def mixed(target: Target, shape: str, tasks: Iterable[Task], out: Lines, *, sess
     _together(target, missing, draft, kept, sessions=sessions)
 
 
+def _known(out: Lines, shape: str, way: str, task: Task) -> bool:
+    """Whether this answer was written before; a `UsageError` if it was one to another part of the
+    prompt, or of another length: beside it, the same target would seem to differ from itself."""
+    line = out.found.get(name(shape, way, task))
+    if line is None:
+        return False
+    if (line.get("prompt"), len(line["ids"])) != (len(task.ids), task.tokens):
+        raise UsageError(
+            f"{out.path} has answers with other --prompt, --cut or --tokens",
+            hint="take another folder",
+        )
+    return True
+
+
 def _keep(out: Lines, shape: str, way: str) -> Callable[[Task, list[int]], None]:
     def keep(task: Task, ids: list[int]) -> None:
-        out.add(name(shape, way, task), ids=ids, temperature=task.sampling.temperature)
+        out.add(
+            name(shape, way, task),
+            ids=ids,
+            prompt=len(task.ids),
+            temperature=task.sampling.temperature,
+        )
 
     return keep
 

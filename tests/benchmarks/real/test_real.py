@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -246,6 +247,10 @@ def test_a_fixed_shape_gives_one_text_alone_and_among_others(tmp_path: Path) -> 
     found = exact.figures(out)
     assert [(run["answers"], run["differ"]) for run in found["runs"]] == [(4, 0), (4, 0)]
     assert all(len(line["ids"]) == 9 for line in out.found.values())
+    # Answers to other parts of the prompts, or longer ones, are not compared with these.
+    for other in (replace(tasks[0], ids=tasks[0].ids[1:]), replace(tasks[0], tokens=10)):
+        with pytest.raises(UsageError, match="answers with other --prompt"):
+            exact.alone(target, shape, [other], out)
 
 
 def test_every_way_to_draft_is_asked_and_the_server_only_where_it_can() -> None:
