@@ -89,11 +89,12 @@ async def _talk(
         if not client.device.codec.can_chat:
             raise UsageError("this bundle has no chat template", hint="use `generate --raw`")
         options.check_schema(schema, file, client.device)
+        trouble = ""
         if reader.interactive:
-            await _welcome(client, console)
+            trouble = await _welcome(client, console)
             if reader.warning:
                 console.print(reader.warning, style="dim")
-        chat = ChatLoop(client, conversation, dialogue, reader, console, schema)
+        chat = ChatLoop(client, conversation, dialogue, reader, console, schema, trouble)
         await chat.run()
         if reader.interactive:
             return 0
@@ -102,8 +103,9 @@ async def _talk(
         return 2 if chat.mistakes else 0
 
 
-async def _welcome(client: EdgeClient, console: Console) -> None:
-    """Print whose text the answers will be, and whether the verifier is there."""
+async def _welcome(client: EdgeClient, console: Console) -> str:
+    """Print whose text the answers will be, and whether the verifier is there. Returns what was told
+    of the link, if it is down."""
     device = client.device
     manifest = device.bundle.manifest
     drafter = f"{named(manifest.drafter.source)} ({device.variant})"
@@ -111,7 +113,7 @@ async def _welcome(client: EdgeClient, console: Console) -> None:
     if client.link is None:
         alone = f"no verifier: {drafter} answers alone on this device, and nothing is verified"
         console.print(safe_text(alone), style="yellow")
-        return
+        return ""
     endpoint = client.link.endpoint
     # The bundle does not know whose model answers behind an upstream's address.
     model = "" if endpoint.upstream else f"{named(manifest.target.source)} at "
@@ -123,11 +125,12 @@ async def _welcome(client: EdgeClient, console: Console) -> None:
         trouble = error.line()
     if not trouble:
         console.print("online", style="green")
-        return
+        return ""
     console.print(
         safe_text(f"not online yet, this device answers alone till then: {trouble}"),
         style="yellow",
     )
+    return trouble
 
 
 class ChatLoop:
@@ -141,9 +144,11 @@ class ChatLoop:
         reader: Reader,
         console: Console,
         schema: Grammar | None = None,
+        trouble: str = "",
     ) -> None:
         """Make a loop that reads lines from `reader`, asks `client` within one conversation, and
-        prints to `console`. `schema` is what all answers must match, if anything."""
+        prints to `console`. `schema` is what all answers must match, if anything, and
+        `trouble` what the user was told of a link that is down."""
         self._client = client
         self._conversation = conversation
         self._dialogue = dialogue
@@ -162,7 +167,7 @@ class ChatLoop:
         """Lines that could not be asked or done."""
         self.refused = ""
         """Why the verifier has refused an answer, if it did."""
-        self._trouble = ""
+        self._trouble = trouble
         """What the user was last told of a link that is down; empty once it was up."""
 
     async def run(self) -> None:

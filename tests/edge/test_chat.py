@@ -104,10 +104,10 @@ class Played:
 
 
 async def talk(
-    played: Played, *lines: Keys, online: Sequence[bool] = (True,)
+    played: Played, *lines: Keys, online: Sequence[bool] = (True,), trouble: str = ""
 ) -> tuple[Dialogue, str]:
     """The dialogue and the screen after a chat; `online` are the states of the link at each check,
-    the last one repeated."""
+    the last one repeated, and `trouble` is what the welcome said of it."""
     looks = list(online)
 
     async def wait_online() -> None:
@@ -128,7 +128,7 @@ async def talk(
     dialogue = Dialogue(ClientSettings(max_new_tokens=20))
     console = Console(file=screen, width=200, markup=False, highlight=False)
     parts: Any = (client, played, dialogue, Lines(*lines), console)
-    await ChatLoop(*parts).run()
+    await ChatLoop(*parts, trouble=trouble).run()
     return dialogue, screen.getvalue()
 
 
@@ -258,6 +258,8 @@ async def test_why_the_link_is_down_is_told_in_full_once(
     assert told == [
         f"edge-client: {said}" for said in ("offline: why", "still offline", "offline: why")
     ]
+    await talk(Away([done("a", verified=True)]), "one", trouble="why")
+    assert capsys.readouterr().err.startswith("edge-client: still offline\n")
 
 
 async def test_an_answer_without_verified_text_is_asked_for_again() -> None:
