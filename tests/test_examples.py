@@ -9,6 +9,7 @@ import subprocess
 import sys
 import types
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ import pytest
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from edge_client import Conversation, EdgeClient
+from cloud_verifier.app import Verifier
+from edge_client import Conversation, Done, EdgeClient
 from examples import agent, ask, batch, conversation, openai_stream, robot, schema, stream
 from moa.errors import UsageError
-from tests.edge.serve.pair import verifier
+from tests.edge.serve.pair import SETTINGS, served, verifier
 from tests.edge.serve.test_endpoint import PATIENCE, serving
+from tests.torture.tls import certificate
+from tests.verifier.kit import principals
 
 SUM = "What is 17 plus 25?"
 
@@ -192,3 +196,47 @@ async def test_openais_client_streams_through_the_endpoint(address: str) -> None
         await client.wait_online(PATIENCE)
         text = await asyncio.to_thread(openai_stream.main, str(api.base_url), SUM)
     assert "42" in text
+
+
+PAGE = (Path(ask.__file__).parents[1] / "docs" / "edge-client.md").read_text(encoding="utf-8")
+SAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+async def test_the_pages_program_prints_the_targets_answer(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = SAMPLES[0].replace("ws://127.0.0.1:8765", address)
+    await asyncio.to_thread(exec, program, {"__name__": "sample"})
+    story = capsys.readouterr().out
+    async with EdgeClient(verifier=address, max_new_tokens=200, draft="none") as client:
+        question = "Tell me a short story with Ada, a fox and a garden."
+        async for event in client.generate(question):
+            if isinstance(event, Done):
+                assert event.verified
+                assert story == f"{event.text}\n"
+
+
+async def test_the_page_says_what_a_wrong_token_and_a_wrong_certificate_raise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chain, key = certificate(tmp_path)
+    (tmp_path / "other").mkdir()
+    another, _ = certificate(tmp_path / "other")
+    auth, token = principals(tmp_path, "phone")
+    settings = replace(SETTINGS, tls_cert=chain, tls_key=key)
+    async with Verifier(served(settings), settings, auth).open() as running:
+        url = running.transport.url
+        for authority, given, said in (
+            (chain, token, ""),
+            (chain, "wrong", "the verifier refused the token (HTTP 401)"),
+            (another, token, "the verifier's certificate is not trusted: self-signed certificate"),
+        ):
+            program = SAMPLES[1].replace('"chain.pem"', f"{str(authority)!r}, connect_seconds=2.0")
+            names: dict[str, Any] = {}
+            exec(program, names)
+            await names["first"](url, given)
+            printed = capsys.readouterr().out
+            assert printed.startswith(said) if said else not printed
+    with pytest.raises(UsageError, match="certificate authority"):
+        async with EdgeClient(verifier=url, tls_ca=str(tmp_path / "absent")):
+            pass
