@@ -77,6 +77,8 @@ class Transcript:
         """Why the turn is over, "" while it is not. The end of provisional text is provisional too."""
         if self.provisional:
             return self.local_finish
+        if self.session.finish == "length" and len(self.session.log) >= self.rules.max_context:
+            return "context"  # this device's is full; the verifier's may be longer
         return self.session.finish or self.local_finish
 
     @property

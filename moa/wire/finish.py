@@ -35,10 +35,10 @@ def first_finish(
             return index + 1, "eos"
         if rules.stop and decode is not None and _stopped(rules, log, new[: index + 1], decode):
             return index + 1, "stop"
-        if length - rules.start >= rules.max_new_tokens:
-            return index + 1, "length"
         if length >= rules.max_context:
             return index + 1, "context"
+        if length - rules.start >= rules.max_new_tokens:
+            return index + 1, "length"
     return len(new), ""
 
 

@@ -54,7 +54,7 @@ async def test_an_answer_ends_within_the_devices_context_if_the_verifiers_is_lon
         reader = await kit.transcribe(client, ids)
         assert reader.tokens == truth(ids)[:5]
         assert reader.done.verified
-        assert reader.done.reason == "length"
+        assert reader.done.reason == "context"
 
 
 async def test_a_conversation_takes_little_memory() -> None:
