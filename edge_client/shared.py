@@ -13,6 +13,9 @@ from edge_client.turn.controller import Controller
 from moa.wire.limits import Limits
 from moa.wire.messages import Welcome
 
+UPSTREAM_AWAY = "upstream_away:"
+"""How a notice of a verifier in front of somebody else's engine begins, when that is away."""
+
 
 @dataclass
 class Shared:
@@ -45,12 +48,15 @@ class Shared:
             most = max(1, self.welcome.limits.max_new_tokens)
         return min(asked or most, most)
 
-    def news(self) -> list[str]:
-        """The notices in the verifier's welcome, once."""
-        news = (
-            [notice for notice in self.welcome.notices if notice not in self._told]
-            if self.welcome
-            else []
-        )
+    def news(self, in_trouble: bool) -> list[str]:
+        """The notices in the verifier's welcome, once. That an upstream is away is told only where
+        an answer waits for it (`in_trouble`): one that refuses says why itself."""
+        if self.welcome is None:
+            return []
+        news = [
+            notice
+            for notice in self.welcome.notices
+            if notice not in self._told and (in_trouble or not notice.startswith(UPSTREAM_AWAY))
+        ]
         self._told += news
         return news

@@ -25,6 +25,7 @@ from edge_client.device import Device, embedded_bundle
 from edge_client.link.websocket import VerifierLink
 from edge_client.screen.views import make_console
 from edge_client.settings import ClientSettings
+from edge_client.shared import UPSTREAM_AWAY
 from moa.api.access import is_loopback
 from moa.bundle import Bundle
 from moa.errors import MoaError
@@ -232,10 +233,6 @@ def _step_seconds(drafter: OnnxDrafter) -> float:
     return sorted(samples)[len(samples) // 2]
 
 
-_UPSTREAM_AWAY = "upstream_away:"
-"""How a notice of a verifier in front of somebody else's engine begins, when that is away."""
-
-
 async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[Check]:
     """Yield the findings about the verifier: whether it answers, has the bundle's tokenizer, makes
     activation records for this drafter, and is reached over TLS. Of an upstream in its place only
@@ -257,8 +254,8 @@ async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[C
 def _answers(link: VerifierLink, welcome: Welcome, device: Device) -> Iterator[Check]:
     """Yield the findings about a verifier, or an upstream in its place, that has answered."""
     for notice in welcome.notices:
-        if notice.startswith(_UPSTREAM_AWAY):
-            reason = notice.removeprefix(_UPSTREAM_AWAY).strip()
+        if notice.startswith(UPSTREAM_AWAY):
+            reason = notice.removeprefix(UPSTREAM_AWAY).strip()
             yield Check("upstream", "failed", reason, "check its address, model and key")
             return
     if link.endpoint.upstream:

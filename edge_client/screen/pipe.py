@@ -39,8 +39,8 @@ class View:
 
 class PipeView(View):
     """For files and pipes: each final text once. `remarks` go to standard error; without
-    `says_unverified` none of them says of an answer that it was not verified. `trouble` is what the
-    reader was told of the link before."""
+    `says_unverified` none of them says of an answer that it was not verified, or refused: whoever
+    shows it says so at its end. `trouble` is what the reader was told of the link before."""
 
     def __init__(
         self, *, remarks: bool = True, says_unverified: bool = True, trouble: str = ""
@@ -64,6 +64,8 @@ class PipeView(View):
         match event:
             case Notice():
                 self._tell(event.message)
+            case Link(state="refused") if not self._says_unverified:
+                pass
             case Link(state="offline" | "refused"):
                 self._tell(trouble_in_words(event, self._trouble))
             case Done():
@@ -149,4 +151,6 @@ def rescue(text: str, trouble: OSError) -> NoReturn:
 def refused(why: str, who_verifies: str) -> MoaError:
     """The error at the end of a command whose answer the verifier, or the upstream in its place,
     refused: a script must not take it for verified."""
-    return MoaError(f"{who_verifies} refuses: {why}", hint="this device alone: --offline")
+    if not why.startswith(who_verifies):  # it may begin so: "the upstream has no model ..."
+        why = f"{who_verifies} refuses: {why}"
+    return MoaError(why, hint="this device alone: --offline")

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from edge_client.events import Event, Notice, Progress, Reason
+from edge_client.events import Event, Link, Notice, Progress, Reason
 from edge_client.link.mailbox import Mailbox
 from edge_client.link.websocket import VerifierLink
 from edge_client.turn.actions import Drop, End, Grow, Send, Wait, Write
@@ -17,6 +17,8 @@ from moa.wire.messages import ClientMessage
 
 _TELL_SECONDS = 0.5
 """Between two remarks on how far the device has read."""
+_TROUBLE = ("late", "offline")
+"""States of the link in which an answer waits for the verifier."""
 
 
 class Seen(NamedTuple):
@@ -37,11 +39,11 @@ class TurnShell:
         machine: TurnMachine,
         worker: DrafterWorker,
         link: VerifierLink | None,
-        news: Callable[[], Sequence[str]] = tuple,
+        news: Callable[[bool], Sequence[str]] = lambda in_trouble: (),
     ) -> None:
         """Put a turn together: the machine that decides, the worker that runs the drafter, and the
         link, None to be offline. `news` returns what the verifier wants its users to know and they
-        have not been told."""
+        have not been told; it is told whether the answer waits for the verifier in vain."""
         self.machine = machine
         self.worker = worker
         self.link = link
@@ -191,5 +193,6 @@ class TurnShell:
         events = self.machine.drain()
         if events:
             self.machine.stats.count(events, perf_counter())
-            events += [Notice(message=notice) for notice in self._news()]
+            in_trouble = any(isinstance(e, Link) and e.state in _TROUBLE for e in events)
+            events += [Notice(message=notice) for notice in self._news(in_trouble)]
         return events

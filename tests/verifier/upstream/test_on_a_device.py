@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from edge_client.serve.answerer import EdgeAnswerer
 from edge_client.settings import ClientSettings
 from moa.cli.command_line import CommandParser
 from moa.errors import UsageError
-from tests.verifier.upstream.scripted import chunk, end_of, reset, running, stream
+from tests.verifier.upstream.scripted import chunk, end_of, reset, running, stream, whole
 
 GOOD = stream(chunk(" The upstream says this."), chunk("", "stop"), "data: [DONE]\n\n")
 
@@ -82,6 +84,27 @@ def test_who_verifies_is_called_by_what_is_behind() -> None:
     assert ClientSettings(verifier="local").who_verifies == "the verifier"
     error = refused("no such model", ClientSettings(upstream="gpu:8000").who_verifies)
     assert str(error) == "the upstream refuses: no such model"
+    error = refused("the upstream has no such model", "the upstream")
+    assert str(error) == "the upstream has no such model"
+
+
+async def test_what_the_endpoint_refuses_is_said_once() -> None:
+    refusal = whole({"error": {"message": "no such key"}}, "401 Unauthorized")
+    async with running(refusal, refusal) as upstream:
+        words = ["generate", "hi", "--upstream", upstream.url, "--max-new-tokens", "4"]
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-c", "from edge_client.cli import main; main()", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    told = done.stderr
+    assert told.count("no such key") == 1
+    assert "error: the upstream refuses the key: no such key" in told
+    assert "upstream_away" not in told
 
 
 async def test_bench_measures_the_upstream(capsys: pytest.CaptureFixture[str]) -> None:
