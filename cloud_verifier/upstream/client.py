@@ -314,7 +314,7 @@ class Upstreams:
                 if has_begun or not error.later:
                     raise
                 passed_over.append(upstream)
-        raise UpstreamError(str(last_error), retry_after=self._wait())
+        raise UpstreamError(str(last_error), retry_after=self._wait(), hint=last_error.hint)
 
     @contextlib.asynccontextmanager
     async def _answer(
@@ -419,7 +419,7 @@ class Upstreams:
                 if response.status_code != httpx.codes.OK:
                     return None
         except httpx.HTTPError as error:
-            raise _unreachable(error) from None
+            raise _unreachable(error, upstream) from None
         return _decoded(body)
 
     async def _models(self, upstream: Upstream) -> list[dict[str, Any]]:
@@ -437,7 +437,7 @@ class Upstreams:
                     return [{"id": self._model}]
                 _check(response, body)
         except httpx.HTTPError as error:
-            raise _unreachable(error) from None
+            raise _unreachable(error, upstream) from None
         found = _decoded(body)
         models = found.get("data") if isinstance(found, dict) else None
         if not isinstance(models, list):
@@ -496,7 +496,7 @@ class Upstreams:
                 usage=openai_usage(decoded) if isinstance(decoded, dict) else None,
             )
         except httpx.HTTPError as error:
-            raise _unreachable(error) from None
+            raise _unreachable(error, upstream) from None
         except (RefusedError, NotScoredError) as error:
             self._note_no_scores(upstream, error)
             raise NotScoredError(error.line()) from None
@@ -530,7 +530,7 @@ class Upstreams:
                         yield piece
                     return
             except httpx.HTTPError as error:
-                raise _unreachable(error) from None
+                raise _unreachable(error, upstream) from None
             except RefusedError as error:
                 refused = _named(str(error), how.optional.keys() & body.keys())
                 if refused is None:
@@ -736,10 +736,16 @@ def _is_about_length(message: str) -> bool:
     return "context" in words or "too long" in words or "maximum" in words
 
 
-def _unreachable(error: httpx.HTTPError) -> UpstreamError:
-    """The error for an upstream that no connection, or no answer, came from."""
+def _unreachable(error: httpx.HTTPError, upstream: Upstream) -> UpstreamError:
+    """The error for an upstream that no connection, or no answer, came from. Where nothing ever has,
+    the address may be wrong."""
     what = safe_line(str(error)) or type(error).__name__
-    return UpstreamError(f"the upstream is not reached: {what}", reached=False)
+    never_heard = upstream.facts is None and upstream.heard_at == float("-inf")
+    return UpstreamError(
+        f"the upstream is not reached: {what}",
+        reached=False,
+        hint=f"is {upstream.url} its address?" if never_heard else "",
+    )
 
 
 def _silent() -> UpstreamError:

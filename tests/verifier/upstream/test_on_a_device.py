@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cloud_verifier.upstream.client import Upstreams
+from cloud_verifier.upstream.contract import UpstreamError
 from edge_client import EdgeClient
 from edge_client.cli import main, options
 from edge_client.cli.doctor import examine
@@ -105,6 +107,22 @@ async def test_what_the_endpoint_refuses_is_said_once() -> None:
     assert told.count("no such key") == 1
     assert "error: the upstream refuses the key: no such key" in told
     assert "upstream_away" not in told
+
+
+async def test_an_address_where_nothing_ever_answered_is_doubted() -> None:
+    async with running(GOOD, reset) as upstream:
+        upstreams = Upstreams([upstream.url])
+        with pytest.raises(UpstreamError) as away:
+            await upstreams.probe()
+        assert away.value.hint == f"is {upstreams.addresses[0]} its address?"
+        assert away.value.hint in upstreams.away
+        upstream.models = None
+        await upstreams.probe()
+        upstream.models = reset
+        await upstreams.look()
+        assert "is not reached" in upstreams.away
+        assert "its address" not in upstreams.away
+        await upstreams.close()
 
 
 async def test_bench_measures_the_upstream(capsys: pytest.CaptureFixture[str]) -> None:
