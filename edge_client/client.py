@@ -87,7 +87,8 @@ class EdgeClient:
         from edge_client.link.local import local_verifier
 
         flags, needs = local_flags(self._settings, device)
-        return await self._stack.enter_async_context(local_verifier(*flags, needs=needs))
+        verifier = local_verifier(*flags, needs=needs, upstream=self._settings.upstream_name)
+        return await self._stack.enter_async_context(verifier)
 
     async def __aexit__(
         self,

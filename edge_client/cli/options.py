@@ -124,12 +124,19 @@ async def opened(settings: ClientSettings) -> AsyncIterator[EdgeClient]:
     terminal is told what is being waited for, and for how long."""
     from edge_client.client import EdgeClient  # it loads ONNX Runtime: not every command needs that
 
-    starts = settings.verifier == "local" and not settings.offline
-    what = "starting a verifier on this machine" if starts else "loading the drafter"
     async with contextlib.AsyncExitStack() as stack:
-        with _telling(what):
+        with _telling(what_takes_long(settings)):
             client = await stack.enter_async_context(EdgeClient(settings))
         yield client
+
+
+def what_takes_long(settings: ClientSettings) -> str:
+    """What is waited for while a client with these settings opens."""
+    if settings.offline or settings.verifier != "local":
+        return "loading the drafter"
+    if settings.upstream:
+        return f"connecting to {safe_line(settings.upstream_name)}"
+    return "starting a verifier on this machine"
 
 
 @contextlib.contextmanager

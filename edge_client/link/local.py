@@ -17,17 +17,22 @@ _START_SECONDS = 300.0
 
 @contextlib.asynccontextmanager
 async def local_verifier(
-    *arguments: str, needs: Sequence[str] = ("torch", "transformers")
+    *arguments: str,
+    needs: Sequence[str] = ("torch", "transformers"),
+    upstream: str = "",
 ) -> AsyncIterator[str]:
     """Run `cloud-verifier serve` with these flags as a child process while the body runs; yields
-    its address. `needs` are packages without which it cannot start."""
+    its address. `needs` are packages without which it cannot start. In front of an `upstream` errors
+    speak of that: whoever has an endpoint knows of no verifier."""
     packages = ("cloud_verifier", *needs)
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        extra = "verifier" if "torch" in needs else "upstream"
+        extra, user, instead = "verifier", "a local verifier", "give the address of a verifier, or "
+        if upstream:
+            extra, user, instead = "upstream", "--upstream", ""
         raise UsageError(
-            f"a local verifier needs {missing[0]}, which is not installed",
-            hint=f"{how_to_install(extra)}, or give the address of a verifier, or chat --offline",
+            f"{user} needs {missing[0]}, which is not installed",
+            hint=f"{how_to_install(extra)}, or {instead}chat --offline",
         )
     with tempfile.TemporaryFile() as errors:
         process = await start_child(
@@ -42,23 +47,27 @@ async def local_verifier(
             stderr=errors,
         )
         try:
-            yield await _address(process, errors)
+            yield await _address(process, errors, upstream)
         finally:
             await end_child(process)
 
 
-async def _address(process: asyncio.subprocess.Process, errors: IO[bytes]) -> str:
+async def _address(process: asyncio.subprocess.Process, errors: IO[bytes], upstream: str) -> str:
     """Wait for the line in which a starting verifier prints its address, and return the address. If
     it ends instead or takes too long, a `LinkError` has its last words, from the file `errors`."""
     assert process.stdout is not None
+    what = f"the connection to {upstream}" if upstream else "the local verifier"
     try:
         async with asyncio.timeout(_START_SECONDS):
             line = (await process.stdout.readline()).decode().strip()
     except TimeoutError:
-        raise LinkError(f"the local verifier was not ready within {_START_SECONDS:.0f} s") from None
+        raise LinkError(f"{what} was not ready within {_START_SECONDS:.0f} s") from None
     if "ws" not in line:
         errors.seek(0)
         said = errors.read().decode(errors="replace").strip().splitlines()
         last_words = said[-1] if said else "no message"
-        raise LinkError(f"the local verifier did not start: {last_words}")
+        if upstream:
+            last_words = last_words.removeprefix("cloud-verifier: ").removeprefix("error: ")
+            raise LinkError(f"cannot connect to {upstream}: {last_words}")
+        raise LinkError(f"{what} did not start: {last_words}")
     return line.split()[-1]

@@ -20,11 +20,12 @@ from edge_client.cli.serve import tell_of_the_verifier
 from edge_client.client import local_flags
 from edge_client.device import Device
 from edge_client.events import Link, Prompt, Token
+from edge_client.link.local import local_verifier
 from edge_client.screen.pipe import refused
 from edge_client.serve.answerer import EdgeAnswerer
 from edge_client.settings import ClientSettings
 from moa.cli.command_line import CommandParser
-from moa.errors import UsageError
+from moa.errors import LinkError, UsageError
 from tests.verifier.upstream.scripted import chunk, end_of, reset, running, stream, whole
 
 GOOD = stream(chunk(" The upstream says this."), chunk("", "stop"), "data: [DONE]\n\n")
@@ -123,6 +124,20 @@ async def test_an_address_where_nothing_ever_answered_is_doubted() -> None:
         assert "is not reached" in upstreams.away
         assert "its address" not in upstreams.away
         await upstreams.close()
+
+
+async def test_who_has_an_endpoint_hears_of_no_verifier() -> None:
+    settings = ClientSettings(upstream="gpu:8000", upstream_model="big")
+    assert options.what_takes_long(settings) == "connecting to big at gpu:8000"
+    assert "a verifier" in options.what_takes_long(ClientSettings(verifier="local"))
+    with pytest.raises(LinkError, match=r"^cannot connect to ftp://x: ") as failed:
+        async with local_verifier("--upstream=ftp://x", needs=(), upstream="ftp://x"):
+            pass
+    assert "verifier" not in str(failed.value)
+    with pytest.raises(UsageError, match="--upstream needs no_such_package") as missing:
+        async with local_verifier(needs=("no_such_package",), upstream="ftp://x"):
+            pass
+    assert "verifier" not in missing.value.line()
 
 
 async def test_bench_measures_the_upstream(capsys: pytest.CaptureFixture[str]) -> None:
