@@ -44,6 +44,10 @@ _LOOK_SECONDS = 1.0
 _QUOTED = 40
 """Characters of the verified text that a continuation quotes."""
 _HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends"
+_TOY = (
+    "the device's model is the embedded toy, which knows sixteen exercises: offline, useful answers"
+    " need --bundle (docs/upstream.md says how to make one)"
+)
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -118,6 +122,8 @@ async def _welcome(client: EdgeClient, console: Console) -> str:
     # The bundle does not know whose model answers behind an upstream's address.
     model = "" if endpoint.upstream else f"{named(manifest.target.source)} at "
     console.print(safe_text(f"{model}{endpoint.name}, with {drafter} on this device"), style="dim")
+    if endpoint.upstream and not client.settings.bundle:
+        console.print(_TOY, style="yellow")
     try:
         await client.wait_online(_LOOK_SECONDS)
         trouble = client.link.behind.away

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cloud_verifier.upstream.client import Upstreams
 from cloud_verifier.upstream.contract import UpstreamError
 from edge_client import EdgeClient
 from edge_client.cli import main, options
+from edge_client.cli.chat import _welcome
 from edge_client.cli.doctor import examine
 from edge_client.cli.generate import JsonAnswer, not_verified
 from edge_client.cli.serve import tell_of_the_verifier
@@ -138,6 +142,17 @@ async def test_who_has_an_endpoint_hears_of_no_verifier() -> None:
         async with local_verifier(needs=("no_such_package",), upstream="ftp://x"):
             pass
     assert "verifier" not in missing.value.line()
+
+
+async def test_the_chat_says_that_the_device_has_the_toy() -> None:
+    async with running(GOOD) as upstream, EdgeClient(upstream=upstream.url) as device:
+        console = Console(file=io.StringIO(), width=200)
+        await _welcome(device, console)
+        assert "the embedded toy" in console.file.getvalue()  # type: ignore[attr-defined]
+        device.settings = dataclasses.replace(device.settings, bundle="mine")
+        console = Console(file=io.StringIO(), width=200)
+        await _welcome(device, console)
+        assert "the embedded toy" not in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 async def test_bench_measures_the_upstream(capsys: pytest.CaptureFixture[str]) -> None:
