@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from cloud_verifier.engine.contract import ModelFacts
+from cloud_verifier.engine.contract import ModelFacts, Report
 from cloud_verifier.engine.job import Job
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
@@ -108,7 +108,7 @@ class UpstreamVerifier(Server):
             prompt=tokens.prompt,
             eos_ids=tokens.eos_ids,
             spending=spending,
-            post=self._post,
+            post=self._take_soon,
             most_running=_SESSIONS,
             most_guesses=settings.limits.max_guess_tokens - 1,
         )
@@ -150,6 +150,12 @@ class UpstreamVerifier(Server):
         upstreams.learned = self._learn
         upstreams.changed = self._changed
         self._learn()
+
+    def _take_soon(self, reports: list[Report]) -> None:
+        """Have the event loop take the engine's reports. This engine runs in the loop itself: a
+        call from a thread would write to a socket for each token, to wake it."""
+        if self._loop is not None:
+            self._loop.call_soon(self.service.take, reports)
 
     def _changed(self) -> None:
         """Log that upstreams have begun or ceased to answer, and tell all devices."""

@@ -579,8 +579,8 @@ async def _end(pieces: AsyncGenerator[Piece, None], coming: asyncio.Future[Any] 
 
 async def _read_on(parts: AsyncGenerator[Written, None]) -> None:
     """Read an answer that is complete to its own end, if that comes at once: the upstream's count
-    of its tokens comes with it."""
+    of its tokens comes with it. Where more text comes instead, the upstream would go on for long:
+    its tokenizer needs fewer tokens than the device's."""
     with contextlib.suppress(TimeoutError, UpstreamError):
         async with asyncio.timeout(_USAGE_SECONDS):
-            async for _ in parts:
-                pass
+            await anext(parts, None)

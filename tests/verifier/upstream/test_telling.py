@@ -14,7 +14,7 @@ import httpx2 as httpx
 import pytest
 
 from cloud_verifier.settings import Settings
-from cloud_verifier.upstream import client, watch
+from cloud_verifier.upstream import client, engine, watch
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from cloud_verifier.upstream.client import Upstreams
 from cloud_verifier.upstream.contract import Continuation, UpstreamError, Usage
@@ -34,6 +34,7 @@ from tests.verifier.upstream.scripted import (
     Request,
     Upstream,
     chunk,
+    end_of,
     reset,
     running,
     stream,
@@ -549,6 +550,43 @@ async def test_usage_of_an_answer_that_was_cut_is_counted_by_the_device() -> Non
     assert body["choices"][0]["message"]["content"] == TEXT
     assert len(upstream.asked) == 2
     assert body["usage"]["prompt_tokens"] == prompt
+
+
+async def test_an_answer_of_the_longest_length_does_not_wait_for_an_upstream_that_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its tokenizer needs fewer tokens than the device's: it would write for long, and its count
+    comes only then."""
+    monkeypatch.setattr(engine, "_USAGE_SECONDS", 600.0)
+    monkeypatch.setattr(client, "_SILENT_SECONDS", 600.0)
+    longer = stream(chunk(" a" * 40), 0.01, chunk(" and on"), 600.0)
+    asked = QUESTION | {"max_tokens": 8, "moa": {"patience": 600.0}}
+    async with asyncio.timeout(120), online(longer) as (_, _, http):
+        answer = await http.post("/v1/chat/completions", json=asked, timeout=600)
+    (choice,) = answer.json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["content"].startswith(" a a a")
+    assert answer.json()["usage"]["completion_tokens"] == 8
+
+
+async def test_tokens_come_without_a_call_from_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine runs in the event loop: to wake that by its socket would cost each token two calls
+    of the system."""
+    async with online(TELLS) as (_, device, _):
+        loop = asyncio.get_running_loop()
+        from_threads: list[str] = []
+        call = loop.call_soon_threadsafe
+
+        def noted(callback: Any, *arguments: Any, **more: Any) -> Any:
+            from_threads.append(getattr(callback, "__qualname__", ""))
+            return call(callback, *arguments, **more)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", noted)
+        done, _ = await end_of(device)
+    assert done.verified
+    assert "Service.take" not in from_threads
 
 
 async def test_an_answer_of_the_longest_length_has_the_upstreams_count() -> None:
