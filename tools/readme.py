@@ -46,6 +46,7 @@ TITLES = {
     "real_crowd": "A real pair: clients that come and go",
     "real_mixture": "A mixture of experts with random weights: drafted and not",
     "real_faults": "A real pair: answers through cuts and kills",
+    "real_everyday": "A real pair: what people do all day, through cuts and kills",
     "real_links": "A real pair: device and server, by link and time of a forward",
     "real_peers": "A real pair: beside llama.cpp",
     "real_trained": "A real pair: a drafter trained beside the target, and the sibling",
