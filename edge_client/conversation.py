@@ -86,6 +86,7 @@ class Conversation:
         raw: bool = False,
         prediction: Sequence[int] = (),
         written: Sequence[int] = (),
+        rechecks: bool = False,
         grammar: Grammar | None = None,
         **changes: Unpack[TurnChanges],
     ) -> AsyncGenerator[Event, None]:
@@ -97,7 +98,8 @@ class Conversation:
         both ends. `messages` is the chat that the ids were made of, which some upstream engines
         need. `prediction` is a text that the answer is expected to resemble, used as a draft.
         `written` is the answer, or its beginning, as this device has written it before: it is
-        checked, and not written again. The answer matches the `grammar`, also without a verifier.
+        checked, and not written again; `rechecks` says that this goes on for as long as `recheck`.
+        The answer matches the `grammar`, also without a verifier.
         """
         settings = self._shared.settings
         if changes:
@@ -121,9 +123,9 @@ class Conversation:
             )
         with self._turn():
             shell = await self._prepare(question, settings, prediction, grammar)
-            if written:
-                _begin_with(shell.machine.transcript, written)
-                shell.machine.continue_settling(perf_counter())  # a slow verifier takes its time
+            _begin_with(shell.machine.transcript, written)
+            if rechecks:
+                shell.machine.continue_settling(perf_counter())
             yield Prompt(ids=question.ids)
             if question.left_out:
                 yield Notice(message=left_out_notice(question.left_out))

@@ -284,8 +284,8 @@ class Shown:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def update(self, line: str) -> None:
-        self.lines.append(line)
+    def update(self, line: object) -> None:
+        self.lines.append(str(line))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs signals")

@@ -124,6 +124,7 @@ class WrittenAnswer:
         events = conversation.generate(
             [*self._opening, *self._dialogue.before(self.message), *begun],
             written=written,
+            rechecks=True,  # a slow verifier takes its time
             grammar=self._grammar,
             **self._changes,
         )

@@ -184,7 +184,9 @@ async def test_what_was_written_is_checked_by_a_verifier_that_is_slower_than_a_t
     async with slow_verifier(port, 0.4), EdgeClient(settings) as client:
         await client.wait_online(60)
         async with client.conversation() as conversation:
-            turn = conversation.generate(QUESTION, written=[5, 6, 7, 8], max_new_tokens=4)
+            turn = conversation.generate(
+                QUESTION, written=[5, 6, 7, 8], rechecks=True, max_new_tokens=4
+            )
             async with contextlib.aclosing(turn):
                 done = [event async for event in turn][-1]
     assert isinstance(done, Done)
@@ -237,7 +239,8 @@ async def test_a_check_without_news_is_counted_below_what_is_typed() -> None:
 
 
 async def test_what_a_continued_answer_goes_on_from_is_told_too() -> None:
-    dialogue, screen, _ = await chat(*QUESTIONS[:2], "/continue", CTRL_C, CTRL_C)
+    short = "/set max_new_tokens 4"
+    dialogue, screen, _ = await chat(short, *QUESTIONS[:2], "/continue", CTRL_C, CTRL_C)
     assert screen.count("this goes on from an answer of which") == 2
     assert len(dialogue.messages) == 4
 
@@ -318,6 +321,8 @@ async def test_each_answer_is_checked_with_the_system_message_and_settings_it_wa
     (earlier, as_before), (later, changed) = scripted.asked
     assert [message["content"] for message in earlier] == ["Be short.", "one"]
     assert [message["content"] for message in later] == ["Be long.", "one", "alone", "two"]
+    assert as_before.pop("rechecks")
+    assert changed.pop("rechecks")
     assert (as_before, changed) == ({}, {"top_k": 3})
     assert check.unverified == 0
 
