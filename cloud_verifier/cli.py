@@ -9,7 +9,6 @@ import dataclasses
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
-from importlib.util import find_spec
 from typing import Any, get_args
 
 from cloud_verifier import bearer_tokens, logs
@@ -19,6 +18,7 @@ from cloud_verifier.settings import Settings
 from moa import __version__
 from moa.api.access import is_loopback
 from moa.cli.command_line import CommandParser, add_flags, given_fields
+from moa.cli.installed import check_installed
 from moa.errors import MoaError, run_cli
 from moa.process.listening import Port
 from moa.process.memory import leave_out_what_is_loaded
@@ -197,7 +197,7 @@ def _serve_target(
 ) -> None:
     """Load the target and serve it, at `api_port` as an API too if there is one."""
     _check_hub(settings)
-    _check_installed()
+    check_installed(["verifier"])
     # Before torch is imported, which takes half a minute on a busy machine.
     log.info(
         "starting",
@@ -234,14 +234,6 @@ def _check_paths(settings: Settings) -> None:
     }
     for flag, place in named.items():
         check_place(flag, place)
-
-
-def _check_installed() -> None:
-    """Raise what an import would raise if a package is missing that every target needs. Nothing is
-    imported."""
-    for package in ("torch", "transformers"):
-        if find_spec(package) is None:
-            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
 def _check_hub(settings: Settings) -> None:

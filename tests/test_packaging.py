@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from moa.cli import installed
 from tools.oldest import lower_bounds
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -153,3 +154,23 @@ def test_make_lets_pip_show_what_it_does_on_a_terminal_only(
     said = (tmp_path / "bin" / "python.said").read_text()
     assert said.startswith("-m pip install ")
     assert ("--quiet" in said) is not is_terminal
+
+
+def _distributions(extra: str) -> set[str]:
+    """The names of what an extra installs, with what its own extras of this project do."""
+    found: set[str] = set()
+    for line in PROJECT["optional-dependencies"][extra]:
+        requirement = Requirement(line)
+        if requirement.name == PROJECT["name"]:
+            for other in requirement.extras:
+                found |= _distributions(other)
+        else:
+            found.add(canonicalize_name(requirement.name))
+    return found
+
+
+@pytest.mark.parametrize("extra", sorted(set(installed.PACKAGES) - {"gguf"}))
+def test_what_a_program_misses_is_what_its_extra_installs(extra: str) -> None:
+    """Else the command in the error would not bring it. Several packages have llama.cpp's library."""
+    names = {canonicalize_name(name) for name in installed.PACKAGES[extra]}
+    assert names <= _distributions(extra)

@@ -140,7 +140,7 @@ class Stop:
             sys.exit(f"imports {name}")
 """
     # Where the packages are is looked up first: that is no import.
-    code += "from cloud_verifier import cli; cli.find_spec = str; sys.meta_path.insert(0, Stop())\n"
+    code += "from cloud_verifier import cli; cli.check_installed = list; sys.meta_path.insert(0, Stop())\n"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}cli.main()", "serve", "--port", "0"],
         capture_output=True,
