@@ -71,6 +71,18 @@ async def behind(upstream: Upstream) -> AsyncIterator[ClientSettings]:
         )
 
 
+async def chat_behind(upstream: Upstream, reader: Waits) -> Dialogue:
+    """A chat by these lines; returns what it has become."""
+    async with behind(upstream) as settings:
+        dialogue = Dialogue(settings)
+        console = Console(file=reader.screen, width=200, markup=False, highlight=False)
+        async with EdgeClient(settings) as client, client.conversation() as conversation:
+            await client.wait_online(60)
+            parts: Any = (client, conversation, dialogue, reader, console)
+            await ChatLoop(*parts).run()
+    return dialogue
+
+
 async def test_a_chat_corrects_its_answer_when_the_upstream_is_back() -> None:
     dying = Dying()
     screen = io.StringIO()
@@ -87,14 +99,9 @@ async def test_a_chat_corrects_its_answer_when_the_upstream_is_back() -> None:
         dying.back = True
 
     waits = sees("checked when the verifier is back")
-    async with running(dying) as upstream, behind(upstream) as settings:
+    async with running(dying) as upstream:
         reader = Waits(screen, QUESTION, waits, fails_again, waits, returns, sees("· verified"))
-        dialogue = Dialogue(settings)
-        console = Console(file=screen, width=200, markup=False, highlight=False)
-        async with EdgeClient(settings) as client, client.conversation() as conversation:
-            await client.wait_online(60)
-            parts: Any = (client, conversation, dialogue, reader, console)
-            await ChatLoop(*parts).run()
+        dialogue = await chat_behind(upstream, reader)
     assert dialogue.messages[1]["content"].strip() == SAID.strip()
     assert "the verifier is back, and corrects the last answer:" in screen.getvalue()
     assert "it stays so" not in screen.getvalue()
@@ -126,15 +133,10 @@ async def test_all_answers_of_an_outage_wait_for_the_upstream() -> None:
             while screen.getvalue().count("· verified") < 2:
                 await asyncio.sleep(0.01)
 
-    async with running(dying) as upstream, behind(upstream) as settings:
+    async with running(dying) as upstream:
         questions = (QUESTION, fails_on, waits, "And another?", fails_on)
         reader = Waits(screen, *questions, returns, both_are_verified)
-        dialogue = Dialogue(settings)
-        console = Console(file=screen, width=200, markup=False, highlight=False)
-        async with EdgeClient(settings) as client, client.conversation() as conversation:
-            await client.wait_online(60)
-            parts: Any = (client, conversation, dialogue, reader, console)
-            await ChatLoop(*parts).run()
+        dialogue = await chat_behind(upstream, reader)
     assert "it stays so" not in screen.getvalue()
     for answer in dialogue.messages[1::2]:
         assert answer["content"].strip() == SAID.strip()
