@@ -51,6 +51,8 @@ class Cutting:
         self.goes_away = False
         """Whether nothing listens any more once a connection was cut."""
         self.cuts = 0
+        self._open: set[asyncio.StreamWriter] = set()
+        """Those who are connected: one that waits for its next request serves a retry, too."""
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
@@ -66,21 +68,25 @@ class Cutting:
                 await back.drain()
 
         sending = asyncio.create_task(up())
+        self._open.add(writer)
         try:
             while data := await there.read(256):
                 self.bytes_left -= len(data)
                 if self.bytes_left < 0:
                     self.cuts += 1
-                    if self.goes_away:
-                        self._port = 1  # nothing listens there
                     self.bytes_left = float("inf")
                     writer.transport.abort()
+                    if self.goes_away:
+                        self._port = 1  # nothing listens there
+                        for other in self._open:
+                            other.transport.abort()
                     return
                 writer.write(data)
                 await writer.drain()
         except ConnectionError:
             pass
         finally:
+            self._open.discard(writer)
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
             await closed(writer, back)
