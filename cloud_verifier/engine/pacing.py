@@ -6,7 +6,8 @@ records between rounds, pay with it. Between rounds a piece also runs if it take
 quarter, if it ends before the next round is likely to come, or when rounds have stayed away for as
 long as it takes. Pieces may take as much time as the rounds beside them where more prompts wait
 than rounds run, and for a principal that has been served less than another one of these rounds:
-else most people would wait for a few, or who asks for little for who asks for much.
+else most people would wait for a few, or who asks for little for who asks for much. The prompt of
+such a principal need not wait for rounds of others that are about to come.
 """
 
 from __future__ import annotations
@@ -90,6 +91,12 @@ class Pacing:
         """Seconds of the longest piece that may run by itself now, although rounds are about to
         come."""
         return max(_SHARE * self._round, self._soonest - now, self._stayed_away(now))
+
+    @property
+    def room_of_owed(self) -> float:
+        """Seconds by which an owed prompt may make a forward of its own longer than an empty one,
+        although rounds are about to come: as long as it may in one with them."""
+        return _LARGEST_SHARE * self._round
 
     def room_with_credit(self, now: float) -> float:
         """Seconds of the longest piece that may run now, where it is of work that runs only between

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -362,9 +362,9 @@ class Scheduler:
 
     # ---- which rounds are about to come
 
-    def _expected_rounds(self) -> int:
-        """The number of sessions that are about to send a round."""
-        return sum(not self._queue.parked(lease) for lease in self._active)
+    def _expected_rounds(self) -> list[Lease]:
+        """Returns the sessions that are about to send a round."""
+        return [lease for lease in self._active if not self._queue.parked(lease)]
 
     def _forget_inactive(self, now: float) -> None:
         """Expect no more rounds of sessions that have sent none for long."""
@@ -381,7 +381,7 @@ class Scheduler:
         ready = self._queue.ready
         wait = self._batch_wait_now(now, ready)
         until = wait.until
-        if min(self._expected_rounds(), self._max_rows) <= ready:
+        if min(len(self._expected_rounds()), self._max_rows) <= ready:
             until = now  # nobody else is expected
         until = max([until, *self._underserved_arrivals(wait.began)])
         if self._batch_wait <= 0 or now >= until:
@@ -417,11 +417,7 @@ class Scheduler:
 
     def _step_with_rounds(self, now: float) -> EngineStep:
         """Returns a step with the rounds of the next forward, and beside them pieces of prompts."""
-        active = {
-            lease: seen.tokens
-            for lease, seen in self._active.items()
-            if not self._queue.parked(lease)
-        }
+        active = {lease: self._active[lease].tokens for lease in self._expected_rounds()}
         prompts = self._prompt_tokens()
         jobs, expired = self._queue.take(now, active, prompts, self._cost, self._extra)
         pieces: list[PrefillPiece] = []
@@ -455,23 +451,43 @@ class Scheduler:
         # What each waiting prompt's principal was served; who was served more has no say here.
         waiting = [self._queue.served(lease.principal) for lease in self._prompts]
         waiting = [served for served in waiting if served <= least_served]
+        owed = self._owed_prompts(served_here)
         seconds = self._pacing.beside(
             self._cost.seconds(tokens, pairs),
             rounds=len(jobs),
             prompts=len(waiting),
-            owed=min(waiting, default=math.inf) < max(served_here),
+            owed=bool(owed),
         )
-        pieces = self._pieces(seconds, self._most_beside, beside=tokens, served=least_served)
+        pieces = self._pieces(
+            seconds,
+            self._most_beside(tokens),
+            beside=tokens,
+            # Who is owed waits for this forward: prompts of the others do not make it longer.
+            served=max(owed, default=least_served),
+        )
         self._latest_prefill = sum(piece.size for piece in pieces)
         return pieces
+
+    def _owed_prompts(self, served: Collection[float]) -> list[float]:
+        """Returns the seconds that the principals of owed prompts have been served. A prompt is owed
+        where there are rounds of principals that have been `served` so much if its own one has been
+        served less than some of these, and no more than any."""
+        least = min(served)
+        most = max(served)
+        waiting = [self._queue.served(lease.principal) for lease in self._prompts]
+        return [own for own in waiting if own <= least and own < most]
 
     def _step_of_prompts(self, now: float) -> EngineStep | float:
         """Returns a step of prompts alone, as long as it may be while no round is ready; or the
         seconds to wait until one may run, because a round would probably come before it ends."""
-        if not self._expected_rounds():  # no round to delay: as much as fits
+        expected = [self._queue.served(lease.principal) for lease in self._expected_rounds()]
+        if not expected:  # no round to delay: as much as fits
             return EngineStep(prefill=self._pieces(math.inf, self._most_alone()), began=now)
-        room = self._pacing.room(now) - self._cost.seconds(0)
-        pieces = self._pieces(room, self._most_beside)
+        owed = self._owed_prompts(expected)
+        seconds = self._pacing.room(now) - self._cost.seconds(0)
+        if owed:
+            seconds = max(seconds, self._pacing.room_of_owed)
+        pieces = self._pieces(seconds, self._most_beside(0), served=max(owed, default=math.inf))
         if pieces:
             self._latest_prefill = sum(piece.size for piece in pieces)
             return EngineStep(prefill=pieces, began=now)
@@ -479,15 +495,21 @@ class Scheduler:
 
     def _shortest_piece_seconds(self) -> float:
         """Returns the seconds of a forward of the least piece of the prompt that runs next."""
-        lease, prompt = self._prompts_in_order()[0]
+        lease, prompt = self._next_prompt()
         tokens = min(_LEAST_PIECE, prompt.goal - lease.start)
         return self._cost.seconds(tokens, attention_pairs([(tokens, lease.start)]))
 
-    @property
-    def _most_beside(self) -> int:
-        """Tokens of prompts in a forward for which rounds wait: at most twice as many as before,
-        because what many tokens take is not known while all forwards are alike."""
-        return max(_LEAST_PIECE, 2 * self._latest_prefill)
+    def _most_beside(self, beside: int) -> int:
+        """Tokens of prompts that may join `beside` other tokens in a forward for which rounds wait.
+        At most twice as many as before, because what many tokens take is not known while all
+        forwards are alike. A prompt from its beginning on may have as many as were measured: then
+        their time is known, and nothing is before them that takes time, too."""
+        most = max(_LEAST_PIECE, 2 * self._latest_prefill)
+        if self._prompts:
+            first, _ = self._next_prompt()
+            if not first.start:
+                most = max(most, int(self._cost.largest) - beside)
+        return most
 
     def _most_alone(self) -> int:
         """Tokens of prompts in a forward without rounds. A target on a CPU would take a quarter of
@@ -496,7 +518,11 @@ class Scheduler:
         if not self._cost:
             return min(self._prefill_tokens, _FIRST_PIECE)
         fitting = self._cost.fitting(_PIECE_SECONDS, self._prefill_tokens)
-        return max(_LEAST_PIECE, fitting)
+        # Each principal may have as many tokens here as the one that goes first.
+        tokens = self._prompt_tokens()
+        first, _ = self._next_prompt()
+        fair = len(tokens) * tokens[first.principal]
+        return max(_LEAST_PIECE, min(fitting, fair))
 
     def _pieces(
         self, seconds: float, most: int, beside: float = 0, served: float = math.inf
@@ -524,9 +550,13 @@ class Scheduler:
         """Returns the waiting prompts in the order in which they run: those of principals that were
         served least first. Of one principal's, alternately the oldest and the one of which least
         has run goes first, so that a short prompt does not wait for a long one."""
+        return sorted(self._prompts.items(), key=self._prompt_rank)
 
-        def rank(item: tuple[Lease, _Prompt]) -> tuple[float, int]:
-            lease, prompt = item
-            return self._queue.served(lease.principal), 0 if self._oldest_first else prompt.ran
+    def _next_prompt(self) -> tuple[Lease, _Prompt]:
+        """Returns the first of the waiting prompts in that order."""
+        return min(self._prompts.items(), key=self._prompt_rank)
 
-        return sorted(self._prompts.items(), key=rank)
+    def _prompt_rank(self, item: tuple[Lease, _Prompt]) -> tuple[float, int]:
+        """Returns a prompt's place in that order, as a key to sort by."""
+        lease, prompt = item
+        return self._queue.served(lease.principal), 0 if self._oldest_first else prompt.ran

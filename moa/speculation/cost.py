@@ -81,6 +81,12 @@ class Cost:
         """Whether anything was measured."""
         return any(self._groups.values())
 
+    @property
+    def largest(self) -> float:
+        """The largest size that was measured: what more takes is only extended from smaller ones. 0
+        before anything was measured."""
+        return self._sizes[-1] if self else 0.0
+
     def observe(self, size: float, seconds: float, pairs: float = 0.0) -> None:
         """Learn from a forward of `size` tokens, which took so many seconds. `pairs` are the pairs
         of a query and a key in its attention, which cost time of their own."""

@@ -121,3 +121,11 @@ def test_a_forward_takes_some_time_whatever_was_measured() -> None:
         for context in range(400):  # short contexts put no price of noise on long ones
             short.observe(1, 0.004 * (1 + 0.1 * rng.random()), attention_pairs([(1, context)]))
         assert short.seconds(1, attention_pairs([(1, 100_000)])) < 0.005
+
+
+def test_the_largest_size_is_one_that_was_measured() -> None:
+    cost = Cost(prior=0.005)
+    assert cost.largest == 0.0
+    for size in (8, 8, 64, 64, 512):
+        cost.observe(size, 0.01)
+    assert cost.largest == 64.0, "the first forward of a size says nothing"

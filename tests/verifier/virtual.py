@@ -198,6 +198,8 @@ class Crowd(Reader):
         self.random = random.Random(0)
         self.answers: dict[str, list[float]] = {name: [] for name in clients}
         """Seconds from asking to the last verdict."""
+        self.firsts: dict[str, list[float]] = {name: [] for name in clients}
+        """Seconds from asking to the first one."""
         self.begun: Counter[str] = Counter()
         self.asked: dict[Lease, float] = {}
         """When the answers under way were asked for, by their leases."""
@@ -234,6 +236,8 @@ class Crowd(Reader):
 
     def verdict(self, holder: Lease) -> None:
         name = holder.principal
+        if self.left[holder] == self.ROUNDS[name]:
+            self.firsts[name].append(self.clock.now - self.asked[holder])
         self.left[holder] -= 1
         if self.left[holder]:
             self.later(name, holder, self.pause)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from edge_client.link.mailbox import Mailbox
 from edge_client.turn import worker as module
 from edge_client.turn.actions import Write
 from edge_client.turn.controller import Controller
 from edge_client.turn.worker import DrafterWorker
 from moa.sampling import SamplingSettings
-from moa.wire import messages as m
 from tests.edge import kit
 
 PATIENCE = 60.0
@@ -35,46 +32,14 @@ async def test_a_step_behind_those_of_other_conversations_is_taken_back(
     over = threading.Event()
     other = worker.thread.submit(over.wait, PATIENCE)
     try:
-        assert await worker.run(Write([1]), Mailbox()) is None
+        assert await worker.run(Write([1])) is None
         await worker.finish()
     finally:
         over.set()
     assert other.result(PATIENCE)
     assert not worker.failed
-    while await worker.run(Write([1]), Mailbox()) is None:
+    while await worker.run(Write([1])) is None:
         pass
-
-
-async def test_a_message_does_not_wait_for_a_step(
-    worker: DrafterWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_SLICE", PATIENCE)
-    over = threading.Event()
-    box = Mailbox()
-
-    def steps(*_: object) -> Iterator[None]:
-        assert over.wait(PATIENCE)
-        yield
-
-    monkeypatch.setattr(worker.drafter, "guess", steps)
-    asyncio.get_running_loop().call_soon(box.put, 0.0, m.Goaway(reason="restart"), 1)
-    try:
-        async with asyncio.timeout(PATIENCE / 2):
-            assert await worker.run(Write([1]), box) is None
-        assert box.messages
-    finally:
-        over.set()
-    await worker.finish()
-
-
-async def test_a_step_that_ends_is_not_kept_waiting_for_a_message(
-    worker: DrafterWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_SLICE", PATIENCE)
-    box = Mailbox()
-    async with asyncio.timeout(PATIENCE / 2):
-        while await worker.run(Write([1]), box) is None:
-            pass
 
 
 @pytest.mark.parametrize("how", ["it fails", "it comes to its end"])
@@ -91,7 +56,7 @@ async def test_a_step_that_runs_is_ended(
 
     monkeypatch.setattr(worker.drafter, "guess", steps)
     monkeypatch.setattr(worker.drafter, "end_steps", told.set)
-    assert await worker.run(Write([1]), Mailbox()) is None
+    assert await worker.run(Write([1])) is None
     await worker.finish()
     assert told.is_set()
     assert worker.failed is (how == "it fails")
