@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import onnxruntime
 
 from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
+from edge_client.turn.step_thread import StepThread
 from moa import demo
 from moa.bundle import Bundle
 from moa.grammar.matcher import GrammarCompiler
@@ -32,10 +32,8 @@ class Device:
     """Compiles what answers must match."""
     threads: int = 1
     """Of a step."""
-    thread: Executor = field(
-        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="drafter")
-    )
-    """The thread for long steps: one, because several would only compete for the same cores."""
+    thread: StepThread = field(default_factory=StepThread)
+    """The thread for long steps."""
 
     @classmethod
     def of(cls, settings: ClientSettings) -> Device:

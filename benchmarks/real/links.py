@@ -30,6 +30,7 @@ from edge_client.device import Device
 from edge_client.settings import ClientSettings
 from edge_client.tools.compare import ask
 from edge_client.tools.emulated_network import PROFILES
+from edge_client.turn.step_thread import StepThread
 from moa.errors import MoaError
 from moa.graph.drafter import OnnxDrafter
 
@@ -156,7 +157,7 @@ async def _in_turn(
     recorded = dataclasses.replace(
         device,
         new_drafter=new_drafter,
-        thread=ThreadPoolExecutor(1, thread_name_prefix="drafter"),
+        thread=StepThread(),
     )
     async with contextlib.AsyncExitStack() as stack:
         clients = {}

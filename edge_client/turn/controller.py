@@ -137,6 +137,8 @@ class Controller:
     """Seconds of a step of the drafter, by its width."""
     piece: float = math.inf
     """Seconds of a step over a piece of a prompt; unknown before the first."""
+    piece_token: float = 0.0
+    """Seconds of a token of the latest piece: the longer the text before it, the more."""
     pace: Pace = field(default_factory=Pace)
     """How fast tokens come that the server drafts."""
     streak: Streak = field(default_factory=lambda: _streak(_PRIOR_ACCEPTANCE))
@@ -193,7 +195,17 @@ class Controller:
         if seconds > 0:
             self.forward.observe(nodes, seconds)
 
+    def ran_piece(self, tokens: int, seconds: float) -> None:
+        """Learn that a step of the drafter took so long over a piece of a prompt."""
+        self.piece = seconds
+        self.piece_token = seconds / tokens
+
     # ---- what to do
+
+    def reading_seconds(self, tokens: int) -> float:
+        """Seconds that the drafter usually takes to read so many tokens at once: by the latest
+        piece, and before the first as many steps over one token."""
+        return tokens * (self.piece_token or self.step.seconds(1))
 
     def answer_seconds(self, unread: int = 0) -> float:
         """Seconds within which an answer is expected, if the verifier must read so many tokens of

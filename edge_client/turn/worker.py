@@ -10,23 +10,22 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Generator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from edge_client.turn.actions import Grow, Write
 from edge_client.turn.controller import GUESSED, Controller
+from edge_client.turn.step_thread import StepThread
 from moa.errors import DeviceError
 from moa.grammar.matcher import Matcher
-from moa.graph.drafter import OnnxDrafter
+from moa.graph.drafter import LONGEST_PIECE, OnnxDrafter
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
 
 BLOCKING = 0.005
 """Longest blocking of the event loop, in seconds."""
-STUCK = 30.0
-"""Seconds of one step after which the drafter counts as failed."""
 _UNWANTED_SECONDS = 1.0
 """How long a step goes on that nobody waits for any more."""
 _ENDING_SECONDS = 2.0
@@ -62,7 +61,7 @@ class DrafterWorker:
     drafter: OnnxDrafter
     sampling: SamplingSettings
     controller: Controller
-    thread: Executor
+    thread: StepThread
     matcher: Matcher | None = None
     """Follows the grammar of the turn's answer."""
     failed: bool = False
@@ -81,8 +80,6 @@ class DrafterWorker:
     """The step that runs in the thread, or waits for it behind steps of other conversations."""
     _in_thread: Future[tuple[bool, Any]] | None = None
     """The same as the thread has it: this one tells a step that waits from one that runs."""
-    _since: float = 0.0
-    """When that step began."""
     _yield_at: float = 0.0
     """When the event loop must have had a turn, although every result is ready at once."""
 
@@ -206,8 +203,9 @@ class DrafterWorker:
         """Have the thread run a step, or go on waiting for the one that it runs. Returns what the
         step returned, None if it has not ended yet."""
         if self._pending is None:
-            self._since = perf_counter()
-            self._in_thread = self.thread.submit(self._step)
+            tokens = max(1, min(self._new, LONGEST_PIECE))
+            usual = self.controller.reading_seconds(tokens)
+            self._in_thread = self.thread.run_step(self._step, usual)
             self._pending = asyncio.wrap_future(self._in_thread)
         if not await self._landed():
             return None
@@ -237,7 +235,7 @@ class DrafterWorker:
         seconds = perf_counter() - start
         tokens = self.drafter.run_tokens
         if tokens > _PIECE:  # a piece of a prompt, which takes much longer than a step of a draft
-            self.controller.piece = seconds
+            self.controller.ran_piece(tokens, seconds)
         else:
             self.controller.step.observe(tokens, seconds)
         self._new -= tokens
@@ -251,12 +249,15 @@ class DrafterWorker:
 
     async def _landed(self) -> bool:
         """Whether the step in the thread is done. It is waited for only a moment, so that messages
-        are looked at meanwhile."""
+        are looked at meanwhile. An error if the thread hangs, in this step or in one of another
+        conversation before it."""
         assert self._pending is not None
         await asyncio.wait([self._pending], timeout=_SLICE)
-        if not self._pending.done() and perf_counter() - self._since > STUCK:
-            raise DeviceError(f"the drafter hangs: a step has taken {STUCK:.0f} s")
-        return self._pending.done()
+        if self._pending.done():
+            return True
+        if stuck := self.thread.stuck_for(perf_counter()):
+            raise DeviceError(f"the drafter hangs: a step has taken {stuck:.0f} s")
+        return False
 
 
 def _check(action: Grow | Write, result: Any) -> None:

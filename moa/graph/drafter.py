@@ -28,7 +28,7 @@ Steps = Generator[None, None, DraftTree]
 """Yields between two runs of the graph, so that the caller can do other work or stop; returns the
 tree."""
 _NO_RECORDS: dict[str, Float] = {}
-_CHUNK = 128
+LONGEST_PIECE = 128
 """Prompt tokens fed in one run: bounds the time between two yields."""
 _MOST_KEPT_TOKENS = 16
 """Bound calls of up to so many tokens are kept; longer pieces of prompts have any length."""
@@ -324,7 +324,7 @@ class OnnxDrafter:
     def _end_of_piece(self, start: int, end: int) -> int:
         """Returns where the piece ends that is run next, of a text whose tokens from `start` to
         `end` are not cached yet."""
-        stop = min(start + _CHUNK, end)
+        stop = min(start + LONGEST_PIECE, end)
         if self._borrows and start < stop - 1:
             # The root runs alone, after the next `lend`: it attends to the target's rows of the
             # tokens before it.

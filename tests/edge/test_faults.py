@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import partial
 from operator import attrgetter
@@ -23,7 +22,7 @@ import pytest
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.events import Notice, Token
-from edge_client.turn import worker
+from edge_client.turn import step_thread, worker
 from moa.errors import MoaError, NumericalError
 from moa.speculation.guess_tree import GuessTreeGrower
 from moa.tree import DraftTree
@@ -153,13 +152,13 @@ def open_client(url: str, **settings: Any) -> EdgeClient:
     how: dict[str, Any] = {"max_new_tokens": COUNT, "offline_after": 5.0, "draft": "device"}
     how["settle_seconds"] = 30.0 if url else 0.5
     device = kit.oracle([*IDS, *verifier_kit.generated(IDS, COUNT)], 0.3)
-    device = dataclasses.replace(device, thread=ThreadPoolExecutor(1))
+    device = dataclasses.replace(device, thread=step_thread.StepThread())
     return EdgeClient(device=device, verifier=url, **(how | settings))
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(worker, "STUCK", 0.3)
+    monkeypatch.setattr(step_thread, "STUCK", 0.3)
     monkeypatch.setattr("edge_client.link.websocket._SEND_SECONDS", 0.3)
     STUCK.clear()
     yield

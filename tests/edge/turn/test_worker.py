@@ -1,16 +1,21 @@
-"""The end of a turn whose drafter is still at work in the device's thread."""
+"""A drafter at work in the device's thread: when a step of it hangs, and the end of a turn."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 
+from edge_client.turn import step_thread
 from edge_client.turn import worker as module
 from edge_client.turn.actions import Write
 from edge_client.turn.controller import Controller
+from edge_client.turn.step_thread import StepThread
 from edge_client.turn.worker import DrafterWorker
+from moa.errors import DeviceError
 from moa.sampling import SamplingSettings
 from tests.edge import kit
 
@@ -60,3 +65,103 @@ async def test_a_step_that_runs_is_ended(
     await worker.finish()
     assert told.is_set()
     assert worker.failed is (how == "it fails")
+
+
+class Clock:
+    """The time as the worker and its thread see it."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "perf_counter", made)
+    monkeypatch.setattr(step_thread, "perf_counter", made)
+    return made
+
+
+@asynccontextmanager
+async def reading(
+    worker: DrafterWorker, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> AsyncIterator[Write]:
+    """The worker's thread runs a step over so many tokens, until the body ends."""
+    begun = threading.Event()
+    over = threading.Event()
+
+    def steps(*_: object) -> Iterator[None]:
+        begun.set()
+        assert over.wait(PATIENCE)
+        yield
+
+    monkeypatch.setattr(worker.drafter, "guess", steps)
+    action = Write([1] * tokens)
+    try:
+        assert await worker.run(action) is None
+        assert await asyncio.to_thread(begun.wait, PATIENCE)
+        yield action
+    finally:
+        over.set()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "token_seconds", "longest"),
+    [
+        pytest.param(128, 0.1, 256.0, id="a piece by the speed of the one before"),
+        pytest.param(1000, 0.1, 256.0, id="a piece of a longer text has no more tokens"),
+        pytest.param(100, 0.0, 60.0, id="the first piece by the steps over one token"),
+        pytest.param(1, 0.0, 30.0, id="a step of a draft"),
+    ],
+)
+async def test_a_step_hangs_when_it_takes_many_times_what_its_tokens_usually_take(
+    worker: DrafterWorker,
+    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock,
+    tokens: int,
+    token_seconds: float,
+    longest: float,
+) -> None:
+    for _ in range(50):  # until nothing is left of what is assumed before
+        worker.controller.step.observe(1, 0.03)
+    worker.controller.piece_token = token_seconds
+    async with reading(worker, monkeypatch, tokens) as action:
+        clock.now = 0.98 * longest
+        assert await worker.run(action) is None
+        clock.now = 1.02 * longest
+        with pytest.raises(DeviceError, match="the drafter hangs: a step has taken"):
+            await worker.run(action)
+
+
+async def test_a_step_that_waits_for_its_turn_does_not_hang(
+    worker: DrafterWorker, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """Other conversations read long texts in the same thread."""
+    over = threading.Event()
+    begun = threading.Event()
+
+    def other() -> bool:
+        begun.set()
+        return over.wait(PATIENCE)
+
+    slow = worker.thread.run_step(other, 10.0)
+    try:
+        assert await asyncio.to_thread(begun.wait, PATIENCE)
+        assert await worker.run(Write([1])) is None
+        clock.now = 190.0
+        assert await worker.run(Write([1])) is None
+        clock.now = 210.0
+        with pytest.raises(DeviceError, match="has taken 210 s"):  # the other one hangs
+            await worker.run(Write([1]))
+    finally:
+        over.set()
+    assert slow.result(PATIENCE)
+
+
+def test_between_two_steps_nothing_hangs() -> None:
+    thread = StepThread()
+    assert thread.run_step(lambda: True, 0.0).result(PATIENCE)
+    thread.shutdown()
+    assert not thread.stuck_for(1e9)
