@@ -58,9 +58,10 @@ class Server:
         """Whether rounds that have no answer yet are being worked on."""
         return not self.wrong()
 
-    def works_on(self, job: Job) -> bool:
-        """Whether this round is among those that are being worked on, if any are."""
-        return True
+    def read_for(self, job: Job) -> int | None:
+        """Returns how many tokens of its text are read for this round; None if nothing is being done
+        for it."""
+        return job.lease.length
 
     async def start_engine(self) -> None:
         """Have rounds run."""
@@ -116,7 +117,7 @@ class Server:
         while True:
             await asyncio.sleep(PROGRESS_SECONDS / 2)
             if self.works():
-                self.service.tell_progress(self.works_on)
+                self.service.tell_progress(self.read_for)
 
     def _post(self, reports: list[Report]) -> None:
         """Have the event loop take the engine's reports; called in the engine's thread."""

@@ -296,17 +296,19 @@ class Service:
                 self._quarantine(session, Failed(session.lease, job, "lost"))
         self._gone = set(gone)
 
-    def tell_progress(self, works_on: Callable[[Job], bool] = lambda job: True) -> None:
-        """Tell devices that have heard nothing for long how far their rounds are, those of them
-        that are being worked on. A device that does not read its answers is told nothing."""
+    def tell_progress(self, read_for: Callable[[Job], int | None]) -> None:
+        """Tell devices that have heard nothing for long how far their rounds are. `read_for` returns
+        how many tokens are read for a round, None if nothing is being done for it. A device that
+        does not read its answers is told nothing."""
         now = self.clock()
         for session in self.table:
             outbox = session.outbox
             if outbox is None or outbox.has_answers:
                 continue
-            if session.job is None or not works_on(session.job):
+            read = None if session.job is None else read_for(session.job)
+            if read is None:
                 continue
-            news = session.progress(now)
+            news = session.progress(read, now)
             if news is not None:
                 outbox.answer(news)
 

@@ -459,17 +459,16 @@ class ServerSession:
             return [Run(now)]
         return []
 
-    def progress(self, now: float) -> Progress | None:
-        """Returns how far the running round is, as a message for a device that has heard nothing
-        for long; None if there is nothing to say."""
+    def progress(self, read: int, now: float) -> Progress | None:
+        """Returns that so many tokens are read for the running round, as a message for a device
+        that has heard nothing for long; None if there is nothing to say."""
         if self.running is None or self.job is None or self.outbox is None:
             return None
         heard_at = max(self.used, self._told_progress_at)
         if not self._hears_progress or now - heard_at < PROGRESS_SECONDS:
             return None
         self._told_progress_at = now
-        length = self.lease.length if self.lease is not None else 0
-        return Progress(self.id, self.running.round, min(length, self.base), self.base)
+        return Progress(self.id, self.running.round, min(read, self.base), self.base)
 
     # ---- helpers
 

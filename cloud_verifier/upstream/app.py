@@ -213,10 +213,10 @@ class UpstreamVerifier(Server):
         prompt, or be gone."""
         return self._watch.is_alive
 
-    def works_on(self, job: Job) -> bool:
-        """Whether the upstream may be reading this job's prompt. One that is silent for longer, or
-        in mid-answer, is not at work for all that is known."""
-        return self.engine.may_be_reading(job)
+    def read_for(self, job: Job) -> int | None:
+        """Returns how many tokens the upstream has read for this job's request, as far as it says
+        so. One that is silent in mid-answer is not at work for all that is known: None."""
+        return self.engine.read_for(job)
 
     async def start_engine(self) -> None:
         """Ask what answers there. Nobody waits for it: without a network a device is served, too."""

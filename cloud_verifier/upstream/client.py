@@ -97,6 +97,8 @@ class Upstream:
     """When it last answered."""
     doubted_until: float = float("-inf")
     """Until when its list of models does not prove that it answers."""
+    look_seconds: float = 0.0
+    """How long it took to tell its models lately: more on a machine that is busy with a prompt."""
 
     def failed(self, now: float, error: UpstreamError) -> None:
         """Note a failure: it is not asked again for a pause, or for the seconds that it asked for
@@ -218,6 +220,11 @@ class Upstreams:
             return ""
         return self._all[-1].away
 
+    @property
+    def look_seconds(self) -> float:
+        """Seconds in which the slowest of them told its models lately."""
+        return max(upstream.look_seconds for upstream in self._all)
+
     def silent_for(self, now: float) -> float:
         """Seconds since one of them last answered."""
         return now - max(upstream.heard_at for upstream in self._all)
@@ -267,6 +274,7 @@ class Upstreams:
             upstream.away = trouble
             self._note(upstream)
             return False
+        upstream.look_seconds = self._clock() - began
         if self._clock() >= upstream.doubted_until:
             upstream.heard_at = self._clock()
             upstream.away = ""
@@ -286,9 +294,9 @@ class Upstreams:
         self.changed()
 
     async def go_on(self, asked: Continuation) -> AsyncGenerator[Piece, None]:
-        """Yield the pieces of the text or tokens that follow the prompt. If an upstream fails
-        before its first piece, the next one is asked. After it the error is raised, for another
-        upstream would write another text."""
+        """Yield the pieces of the text or tokens that follow the prompt, and signs of work before
+        them. If an upstream fails before its first text, the next one is asked. After it the error
+        is raised, for another upstream would write another text."""
         last_error = UpstreamError("no upstream may be asked yet", retry_after=self._wait())
         passed_over: list[Upstream] = []
         for upstream in self._all:
@@ -302,7 +310,7 @@ class Upstreams:
             try:
                 async with self._answer(upstream, asked) as (request, pieces):
                     async for piece in pieces:
-                        has_begun = True
+                        has_begun = has_begun or piece.is_answer
                         self._worked(upstream)
                         request.took(piece, self._clock())
                         yield piece
@@ -346,21 +354,30 @@ class Upstreams:
         """Yield the pieces of an upstream's answer; an error if it is silent. One that has not begun
         to answer may be reading the prompt: it is waited for as long as it tells its models."""
         async with contextlib.aclosing(self._ask(upstream, asked)) as pieces:
-            piece = await self._first(upstream, pieces)
+            piece = await self._before_answer(upstream, pieces)
             while piece is not None:
                 yield piece
+                if not piece.is_answer:
+                    piece = await self._before_answer(upstream, pieces)
+                    continue
                 try:
                     async with asyncio.timeout(_SILENT_SECONDS):
                         piece = await anext(pieces, None)
                 except TimeoutError:
                     raise _silent() from None
 
-    async def _first(self, upstream: Upstream, pieces: AsyncGenerator[Piece, None]) -> Piece | None:
-        """Wait for the first piece of an answer while the upstream tells its models."""
+    async def _before_answer(
+        self, upstream: Upstream, pieces: AsyncGenerator[Piece, None]
+    ) -> Piece | None:
+        """Wait for the next piece of an answer that has not begun, while the upstream tells its
+        models."""
         coming = asyncio.ensure_future(anext(pieces, None))
         try:
             while not (await asyncio.wait({coming}, timeout=_SILENT_SECONDS))[0]:
-                if not await self._look_at(upstream) and not coming.done():
+                lives = await self._look_at(upstream)
+                # A machine that is busy with the prompt may be too slow for one of many looks.
+                silence = self._clock() - upstream.heard_at
+                if not lives and not coming.done() and silence >= _SILENT_SECONDS:
                     raise _silent()
             return coming.result()
         finally:

@@ -73,9 +73,17 @@ class Candidates:
     """Log-probability of the token that the engine wrote there."""
 
 
+class Reading(NamedTuple):
+    """How far an engine has read the text before its answer."""
+
+    done: int
+    total: int
+
+
 @dataclass(frozen=True)
 class Piece:
-    """A part of an answer: tokens where the engine tells them, else text."""
+    """A part of an answer: tokens where the engine tells them, else text. One without any is a sign
+    that the engine is at work."""
 
     ids: tuple[int, ...] = ()
     text: str = ""
@@ -84,6 +92,13 @@ class Piece:
     """For the place of each of `ids`, or of a draft, where they were asked for."""
     usage: Usage | None = None
     """Tokens of the whole request so far, where the engine tells them."""
+    reading: Reading | None = None
+    """How far the text before the answer is read, where the engine tells it."""
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it is a part of the answer, or its end."""
+        return bool(self.ids or self.text or self.ending or self.candidates)
 
 
 class UpstreamError(MoaError):

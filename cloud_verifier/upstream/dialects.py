@@ -25,6 +25,7 @@ from cloud_verifier.upstream.contract import (
     Dialect,
     Ending,
     Piece,
+    Reading,
     UpstreamError,
 )
 from cloud_verifier.upstream.lines import (
@@ -69,6 +70,7 @@ class LlamaServer(Dialect):
             "stream": True,
             "cache_prompt": True,
             "return_tokens": True,
+            "return_progress": True,
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
@@ -85,7 +87,7 @@ class LlamaServer(Dialect):
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
         """Yield the pieces of the answer: each event has `tokens`, and the last one says why it
-        stopped."""
+        stopped. Before them events may say how far the prompt is read."""
         endings: dict[Any, Ending] = {"eos": "eos", "limit": "length"}
         async for event in events(lines):
             ids = token_ids(event.get("tokens"))
@@ -99,7 +101,7 @@ class LlamaServer(Dialect):
                     usage=usage_of(event, "tokens_evaluated", "tokens_predicted"),
                 )
                 return
-            yield Piece(ids=ids, candidates=places)
+            yield Piece(ids=ids, candidates=places, reading=_reading(event.get("prompt_progress")))
 
     def _place(self, entry: Any) -> Candidates:
         """Returns the candidates for one token of the answer, from its entry in
@@ -436,6 +438,18 @@ def dialect(name: str, owner: str = "", host: str = "", *, same_tokens: bool = T
             f"unknown interface {name!r} of an upstream", hint=f"auto, {', '.join(DIALECTS)}"
         )
     return DIALECTS[name]()
+
+
+def _reading(told: Any) -> Reading | None:
+    """Returns how far llama-server says it has read the prompt; None if it does not say, or says
+    nonsense."""
+    if not isinstance(told, dict):
+        return None
+    done = told.get("processed")
+    total = told.get("total")
+    if type(done) is not int or type(total) is not int or not 0 <= done <= total < 2**31:
+        return None
+    return Reading(done, total)
 
 
 def _sglang_reason(meta: object) -> object:

@@ -58,9 +58,6 @@ _LONG_PROMPT = 500
 """Tokens of a prompt from which on its first text tells how fast prompts are read."""
 _NEWEST = 0.2
 """How much the latest token counts in the usual time of a token."""
-_SLOW_READING = 0.05
-"""Seconds that a slow engine, on a few cores, reads a token of a prompt for. One that was measured to
-be slower is waited for by that (`Pace`)."""
 _WORTH_A_REQUEST = 4
 """Tokens of known text for which an engine that writes is broken off, and asked about them."""
 
@@ -96,12 +93,13 @@ class Written(NamedTuple):
     candidates: Sequence[Candidates]
 
 
-class _Awaited(NamedTuple):
+@dataclass
+class _Awaited:
     """A request without an answer."""
 
     since: float
-    tokens: int
-    """What the upstream is to read."""
+    read: int = 0
+    """Tokens that the upstream says it has read for it."""
 
 
 @dataclass
@@ -173,13 +171,12 @@ class UpstreamEngine:
         """Jobs whose upstream has not answered yet."""
         return len(self._awaited)
 
-    def may_be_reading(self, job: Job) -> bool:
-        """Whether the upstream may be reading this job's request: it has not begun to answer, and a
-        slow one takes so long for so many tokens."""
+    def read_for(self, job: Job) -> int | None:
+        """Returns how many tokens the upstream says it has read for this job's request; None if it
+        has begun to answer, or was not asked. One that says nothing may be reading, too: how long
+        that is believed, the device decides."""
         request = self._awaited.get(job)
-        if request is None:
-            return False
-        return self._clock() - request.since < _SLOW_READING * request.tokens
+        return None if request is None else request.read
 
     def awaited_for(self, now: float) -> float:
         """For how long the oldest request without an answer has been waiting; 0 without one."""
@@ -508,7 +505,8 @@ class UpstreamEngine:
         pieces = self._upstreams.go_on(asked)
         coming: asyncio.Future[Any] | None = None
         usage: Usage | None = None
-        self._awaited[turn.job] = _Awaited(self._clock(), tokens)
+        awaited = _Awaited(self._clock())
+        self._awaited[turn.job] = awaited
         turn.unheard = True
         try:
             while True:
@@ -516,9 +514,12 @@ class UpstreamEngine:
                 if not await self._has_come(coming, turn, asked):
                     return
                 piece = coming.result()
-                self._awaited.pop(turn.job, None)
                 if piece is None:
                     return
+                if piece.is_answer:
+                    self._awaited.pop(turn.job, None)
+                if piece.reading is not None:
+                    awaited.read = piece.reading.done
                 usage = piece.usage or usage
                 if self._spending.limited:
                     self._count(piece, cost)

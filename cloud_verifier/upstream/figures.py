@@ -91,8 +91,8 @@ class Request:
         self._outcome: Outcome = "broken_off"
 
     def took(self, piece: Piece, now: float) -> None:
-        """Note a part of the answer."""
-        if self._outcome != "answered":
+        """Note a part of the answer, or a sign that it is being worked on."""
+        if piece.is_answer and self._outcome != "answered":
             self._outcome = "answered"
             self._figures.first_seconds.labels(self._address).observe(now - self._started)
         self._ids += len(piece.ids)

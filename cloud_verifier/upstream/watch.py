@@ -18,7 +18,10 @@ _STALE_SECONDS = 5.0
 _STEP_SECONDS = 0.1
 """How often the clock is read: a device whose upstream is silent goes on after a second."""
 _ALIVE_SECONDS = 2.0
-"""For so long an upstream that has answered something counts as alive."""
+"""For so long at least an upstream that has answered something counts as alive."""
+_ALIVE_LOOKS = 4.0
+"""Or for so many times as long as it took to tell its models lately: on a machine that is busy with a
+prompt that takes seconds."""
 _SLOW_SECONDS = 0.3
 """A request without an answer for so long is a slow one: it is looked whether the upstream lives,
 before the device takes it for gone."""
@@ -57,7 +60,8 @@ class Watch:
     @property
     def is_alive(self) -> bool:
         """Whether an upstream has answered something just now."""
-        return self._upstreams.silent_for(self._clock()) < _ALIVE_SECONDS
+        alive_for = max(_ALIVE_SECONDS, _ALIVE_LOOKS * self._upstreams.look_seconds)
+        return self._upstreams.silent_for(self._clock()) < alive_for
 
     @property
     def _is_stale(self) -> bool:

@@ -96,6 +96,10 @@ class VerifierLink:
     up: bool = False
     behind: Behind = field(default_factory=Behind)
     """What the verifier has said of the engine behind it, if there is one."""
+    away_since: float | None = None
+    """Since when that engine is known to be away; None while it is not."""
+    has_brought_tokens: bool = False
+    """Whether any token has come over this link so far."""
     connections: int = 0
     """Number of the current connection; counts those that were welcomed."""
     key: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -392,7 +396,7 @@ class VerifierLink:
             message = self._addressed(message)
         session = getattr(message, "session", b"")
         if isinstance(message, Behind):
-            self.behind = message
+            self._learn_behind(message, arrived)
             return
         self._learn(message, session, arrived)
         box = self._mailboxes.get(session)
@@ -413,6 +417,16 @@ class VerifierLink:
         # Tokens of a stream, or those that a resumed session has missed.
         if getattr(message, "tokens", None) or getattr(message, "tail", None):
             self.dialling.won()
+            self.has_brought_tokens = True
+
+    def _learn_behind(self, message: Behind, arrived: float) -> None:
+        """Note what the verifier says of the engine behind it, and since when that is away."""
+        self.behind = message
+        if not message.away:
+            self.away_since = None
+        elif self.away_since is None:
+            self.away_since = arrived
+        self._tell_all()
 
     def _addressed(self, message: Error) -> Error:
         """Returns an error that names no session, because the verifier could not read some message,

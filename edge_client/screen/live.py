@@ -162,9 +162,12 @@ class LiveView(View):
     def _doing(self) -> str:
         """What happens now, in a few words."""
         answer = self._answer
-        if self._reading is not None and self._reading.done < self._reading.total:
-            who = "this device" if self._reading.by == "device" else self._who_verifies
-            return f"{who} reads: {self._reading.done:,} of {self._reading.total:,}"
+        reading = self._reading
+        if reading is not None and reading.by == "device" and reading.done < reading.total:
+            return f"this device reads: {reading.done:,} of {reading.total:,}"
+        # Of nothing read nobody knows whether it is being read: many engines do not tell.
+        if reading is not None and 0 < reading.done < reading.total:
+            return f"{self._who_verifies} reads: {reading.done:,} of {reading.total:,}"
         if self._link.state == "online" and answer.final < len(answer.texts):
             return f"checking, {answer.final:,} of {len(answer.texts):,}"
         doing = _DOING.get(self._link.state, self._link.state)

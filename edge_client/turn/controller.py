@@ -69,6 +69,10 @@ _FIRST_REST = 32
 """For how many forwards it stops at first."""
 _LONGEST_REST = 512
 """For how many it stops at most."""
+_FIRST_KEPT = 0.5
+"""Share that is left of the longest wait for a first text after another answer that came sooner."""
+_LONGEST_IN_VAIN = 30.0
+"""Seconds in vain that are remembered at most: an engine that hangs may say for ever that it lives."""
 _TRIES = 5
 """Forwards at the beginning of a turn over which it guesses in any case."""
 
@@ -145,6 +149,8 @@ class Controller:
     """How many guesses in a row are right."""
     prefill: Smoothed = field(default_factory=Smoothed)
     """Seconds that the server needs for a token of a prompt."""
+    first_text: float = 0.0
+    """The longest wait of late for the first text of an engine behind the verifier, in seconds."""
     usefulness: Usefulness = field(default_factory=Usefulness)
     """Whether guesses are of use to a server that drafts."""
     acceptance: LevelRates = field(
@@ -194,6 +200,14 @@ class Controller:
         """Learn that a forward of the target took so long for so many nodes."""
         if seconds > 0:
             self.forward.observe(nodes, seconds)
+
+    def began(self, seconds: float) -> None:
+        """Learn that an engine behind the verifier began an answer after so long."""
+        self.first_text = max(seconds, _FIRST_KEPT * self.first_text)
+
+    def waited_in_vain(self, seconds: float) -> None:
+        """Learn that an engine that was at work for so long had not begun when the answer ended."""
+        self.first_text = max(self.first_text, min(seconds, _LONGEST_IN_VAIN))
 
     def ran_piece(self, tokens: int, seconds: float) -> None:
         """Learn that a step of the drafter took so long over a piece of a prompt."""

@@ -9,6 +9,9 @@ from edge_client.turn import pacing
 from edge_client.turn.controller import Controller
 from edge_client.turn.pacing import Waits
 
+_HEARD_SECONDS = 2.0
+"""For so long a word of the verifier's counts as one of just now; it comes each half second."""
+
 
 @dataclass(slots=True)
 class Moment:
@@ -65,6 +68,14 @@ class Deadlines:
     first request after it, because drafting takes time too."""
     unread: int = 0
     """Tokens of the prompt that the verifier has not run yet."""
+    text_stays: bool = False
+    """Whether text that the device has written stays, whatever the target says."""
+    engine_behind: bool = False
+    """Whether the verifier stands in front of an engine that may say nothing while it reads."""
+    away_since: float | None = None
+    """Since when that engine is known to answer nothing; None while it may answer."""
+    away_unheard: bool = False
+    """Whether it has never answered anything."""
     asked_at: float = 0.0
     """When the latest request was sent."""
     _down_since: float | None = None
@@ -84,7 +95,9 @@ class Deadlines:
     _advanced_at: float = float("-inf")
     """When the verifier last said that it had come further."""
     _done: int = -1
-    """How many tokens it had read then."""
+    """How many tokens it had read then; -1 before its first word."""
+    _to_read: int = 0
+    """How many tokens it had still to read then."""
     _asked: bool = False
     """Whether there was a request, or a provisional token, since the last verified one."""
 
@@ -114,12 +127,19 @@ class Deadlines:
             self.waiting_since = now
             self._asked = True
 
-    def heard(self, done: int, now: float) -> None:
-        """Note that the verifier says it works on the answer, and has read so many tokens for it."""
+    def heard(self, done: int, total: int, now: float) -> None:
+        """Note that the verifier says it works on the answer, and has read `done` of `total` tokens
+        for it."""
         if done != self._done:
+            # When it had come as far as it is at its first word, nobody knows.
+            self._advanced_at = self.asked_at if self._done < 0 else now
             self._done = done
-            self._advanced_at = now
+            self._to_read = max(0, total - done)
         self._heard_at = now
+
+    def is_heard(self, now: float) -> bool:
+        """Whether the verifier has said just now that it works on the answer."""
+        return now - self._heard_at < _HEARD_SECONDS
 
     def written(self, now: float) -> None:
         """Note that the device wrote a provisional token."""
@@ -157,35 +177,54 @@ class Deadlines:
             self._down_since = since
         self._unheard = unheard
 
-    def write_at(self) -> float:
-        """When the device may write its next offline token."""
+    def write_at(self, *, refused: bool = False) -> float:
+        """When the device may write its next offline token. `refused`: the latest request was, and
+        is to be repeated after a pause."""
         waits = self.waits  # computed anew each time that it is asked for
-        if self._down_since is not None:
-            return min(self.waiting_since, self._down_since) + waits.offline
+        lost_since = self._lost_since(refused=refused)
+        if lost_since is not None:
+            return min(self.waiting_since, lost_since) + waits.offline
         late = self._expected_at + waits.late
         return max(late, self._written_at + waits.pace)
 
     def give_up_at(self) -> float:
         """When a connection with a pending answer is given up."""
-        since = max(self.asked_at, self.waiting_since, self._sign)
+        since = max(self.asked_at, self.waiting_since, self._life)
         return since + max(self.patience.answer, 4 * self._usual)
 
-    def end_at(self, now: float, *, patient: bool) -> float:
+    def end_at(self, now: float, *, patient: bool, refused: bool = False) -> float:
         """When a turn that may write no further text must end, in seconds on the clock. `patient`:
         the answer is only slow, and the user has no text to look at yet, or does not wait for the
-        check."""
+        check. `refused` as for `write_at`."""
         if self._blocked_since is None:
             self._blocked_since = now
-        if self._down_since is not None:  # nothing is on its way
+        if self._lost_since(refused=refused) is not None:  # nothing is on its way
             return self._blocked_since + self._away(patient=patient)
-        patience = self.patience.answer if patient else self.waits.settle
-        return max(self._blocked_since, self._expected_at) + patience
+        if patient:
+            last_sign = max(self._blocked_since, self._expected_at, self._life)
+            return last_sign + self.patience.answer
+        return max(self._blocked_since, self._expected_at) + self.waits.settle
+
+    def _lost_since(self, *, refused: bool) -> float | None:
+        """Since when nothing can be on its way: there is no connection, or the engine behind the
+        verifier is away and the latest request was refused. None if something may be."""
+        if self._down_since is not None:
+            return self._down_since
+        return self.away_since if refused else None
 
     def _away(self, *, patient: bool) -> float:
-        """Seconds for which a verifier without a connection is waited for."""
+        """Seconds for which a verifier is waited for that has no connection, or no engine."""
         if patient:
             return self.patience.answer
-        return self.patience.settle_unheard if self._unheard else self.waits.settle_away
+        unheard = self._unheard if self._down_since is not None else self.away_unheard
+        return self.patience.settle_unheard if unheard else self.waits.settle_away
+
+    @property
+    def _life(self) -> float:
+        """The last time at which there was a sign that an answer may still come. A verifier speaks
+        for an engine behind it only while that engine answers other requests: however long it reads,
+        another connection would only have it read anew."""
+        return self._heard_at if self.engine_behind else self._sign
 
     @property
     def _sign(self) -> float:
@@ -193,7 +232,15 @@ class Deadlines:
         counts: it must come further now and then."""
         if self._heard_at == float("-inf"):
             return self._heard_at  # it has said nothing: most answers come without
-        return min(self._heard_at, self._advanced_at + max(self.waits.stalled, 4 * self._usual))
+        longest = max(self.waits.stalled, 4 * self._usual)
+        if self.engine_behind:
+            longest = pacing.silent_reading(
+                self._to_read,
+                stalled=longest,
+                first=self.controller.first_text,
+                text_stays=self.text_stays,
+            )
+        return min(self._heard_at, self._advanced_at + longest)
 
     @property
     def _expected_at(self) -> float:

@@ -129,6 +129,7 @@ class TurnMachine:
         self.controller.agreed(welcome)
         self.ahead.agreed(welcome)
         self.deadlines.connected()
+        self.deadlines.engine_behind = "behind" in welcome.features
         self.transcript.limit(welcome.limits.max_new_tokens)
         self._check_features(welcome.features)
         if self._usable:
@@ -169,6 +170,12 @@ class TurnMachine:
         self.deadlines.lost(since, unheard=unheard and not self._rechecks)
         self.session_state.lost()
         self.ahead.lost()
+
+    def engine_away(self, since: float | None, *, unheard: bool = False) -> None:
+        """Learn since when the engine behind the verifier answers nothing; None: it may answer.
+        `unheard`: it has never answered anything."""
+        self.deadlines.away_since = since
+        self.deadlines.away_unheard = unheard
 
     def receive(self, message: ServerMessage, now: float) -> None:
         """Take in a message of the verifier that arrived at `now`, and do what it means for the
@@ -247,6 +254,8 @@ class TurnMachine:
         action: Action | None = None
         if not self._outbox:
             action = End(self._reason()) if self.transcript.over else self._while_waiting(moment)
+            if isinstance(action, End):
+                self._learn_wait_in_vain(now)
         if self._outbox:  # also what came to it while waiting
             return Send(self._take_outbox())
         return action or Wait(moment.next)
@@ -313,6 +322,11 @@ class TurnMachine:
         """Whether a stream may be asked for now."""
         return self._usable and self.session_state.usable and not self.session.busy
 
+    @property
+    def _was_refused(self) -> bool:
+        """Whether the latest request was refused, and is to be repeated after a pause."""
+        return self.session_state.again_at is not None
+
     def _request(self, request: Stream, now: float) -> None:
         """Send a request, and set the time after which its answer is late."""
         self.stats.calls += 1
@@ -354,6 +368,8 @@ class TurnMachine:
         if event.tokens:
             if had_to_read:
                 self._learn_reading_speed(event)
+                if self.deadlines.engine_behind:
+                    self.controller.began(now - self.deadlines.asked_at)
             self.stats.forwards += 1
             self._progressed(now, server_seconds(event))
         elif event.done:
@@ -365,6 +381,13 @@ class TurnMachine:
         that as time in the queue."""
         self.controller.prefill.add(event.queue_ms / 1000 / self.deadlines.unread)
         self.deadlines.unread = 0
+
+    def _learn_wait_in_vain(self, now: float) -> None:
+        """Learn at the end of an answer that an engine behind the verifier, which is at work on it,
+        has not begun: it is waited for longer the next time."""
+        deadlines = self.deadlines
+        if deadlines.engine_behind and deadlines.unread and deadlines.is_heard(now):
+            self.controller.waited_in_vain(now - deadlines.asked_at)
 
     def _recovered(self, event: Recovered, now: float) -> None:
         """Go on with a session that was resumed on a new connection: show the tokens that were
@@ -383,7 +406,7 @@ class TurnMachine:
     def _working(self, event: Working, now: float) -> None:
         """Note that the verifier works on the answer, so that it does not count as late. The user
         is told how far it has read the prompt, the last time when it has read all."""
-        self.deadlines.heard(event.done, now)
+        self.deadlines.heard(event.done, event.total, now)
         is_reading = event.done < event.total
         if is_reading or self._reading:
             self._events.append(Progress(done=event.done, total=event.total))
@@ -506,7 +529,8 @@ class TurnMachine:
         offline once the user has waited for `offline_after`, end the turn where nothing may be
         written, or guess for the running stream. None if there is nothing to do."""
         if self._may_write:
-            if self.reach.hopeless or moment.reached(self.deadlines.write_at()):
+            write_at = self.deadlines.write_at(refused=self._was_refused)
+            if self.reach.hopeless or moment.reached(write_at):
                 self._say(*self.reach.news())
                 return Write(self.transcript.ids)
         elif self._waited_long_enough(moment):
@@ -534,12 +558,12 @@ class TurnMachine:
         there is, or has not checked it in time. Tells the user when the verifier cannot be
         asked."""
         is_down = self.reach.link == "down"
-        unreachable = is_down or self.session_state.again_at is not None
+        unreachable = is_down or self._was_refused
         # Whoever has an answer to look at already need not wait long for its check.
         nothing_to_show = not self.transcript.length and not unreachable
         patient = nothing_to_show or (self._rechecks and not is_down)
         over = self.reach.hopeless or moment.reached(
-            self.deadlines.end_at(moment.now, patient=patient)
+            self.deadlines.end_at(moment.now, patient=patient, refused=self._was_refused)
         )
         if over or unreachable:
             self._say(*self.reach.news())

@@ -28,6 +28,12 @@ STALLED = 10.0
 """Least time for which the word of the verifier counts that it works on the answer without coming
 further: longer than the largest piece of a prompt takes on a CPU."""
 
+SLOW_READING = 0.05
+"""Seconds for which a slow engine, on a few cores, reads a token of a prompt."""
+FIRST_TIMES = 2.0
+"""Waits for an engine's first text, by the longest of late, that a device whose text stays waits for
+the next one."""
+
 
 class Waits(NamedTuple):
     """The waiting times of this moment."""
@@ -64,6 +70,22 @@ def waits(
         settle_away=_at_least(settle, RTT_TIMES * rtt),
         stalled=max(STALLED, ANSWER_TIMES * answer),
     )
+
+
+def silent_reading(
+    unread: int, *, stalled: float, first: float = 0.0, text_stays: bool = False
+) -> float:
+    """Seconds for which an engine behind the verifier may read so many tokens without a word of how
+    far it is, and without a text of this device's in its place. `stalled` is the wait for a verifier
+    that could tell, `first` the longest wait for a first text of late.
+
+    Text that is corrected later costs little, and comes soon. Text that stays (`text_stays`) would be
+    all that is ever seen of the answer, if it is complete before a slow engine begins.
+    """
+    reading = SLOW_READING * unread
+    if text_stays:
+        return max(stalled, reading, FIRST_TIMES * first)
+    return min(stalled, reading)
 
 
 def _at_least(floor: float, measured: float) -> float:

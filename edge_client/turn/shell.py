@@ -168,6 +168,7 @@ class TurnShell:
                 self._tell_lost(link)
             if seen.state == "up" and link.welcome is not None:
                 machine.link_up(link.welcome, seen.connections, perf_counter())
+        machine.engine_away(link.away_since, unheard=not link.has_brought_tokens)
         machine.spending.passed = link.sent_bytes + link.received_bytes
 
     def _tell_lost(self, link: VerifierLink) -> None:

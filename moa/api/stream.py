@@ -140,9 +140,17 @@ def _shaped(
     if isinstance(event, LinkNews | Note | Reading) and shape.marked:
         yield shape.news(event)
     elif isinstance(event, Reading):
-        yield Comment(f"reading the prompt: {event.done} of {event.total} tokens")
+        yield Comment(_comment_on(event))
     if show is not None or is_end:
         is_devices_own = isinstance(event, Piece) and not event.verified
         yield from shape.piece(index, show, alone=is_devices_own, last=is_end)
     if isinstance(event, Ended):
         yield from shape.end(index, event)
+
+
+def _comment_on(reading: Reading) -> str:
+    """Returns how far the prompt is read, in words. Of nothing read nobody knows whether it is being
+    read: many engines do not tell."""
+    if not reading.done:
+        return f"waiting for an answer to a prompt of {reading.total} tokens"
+    return f"reading the prompt: {reading.done} of {reading.total} tokens"

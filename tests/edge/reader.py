@@ -22,6 +22,8 @@ class Reader(AnswerSoFar):
         """Tokens up to the end of what was adopted."""
         self.told_at: list[float] = []
         """When each `Token` came."""
+        self.heard_at: list[float] = []
+        """When it was told how far the prompt is read."""
         self.late_at = 0.0
         """When the answer was called late for the last time."""
         self.changed_at = 0.0
@@ -32,6 +34,8 @@ class Reader(AnswerSoFar):
         self.events.append(event)
         if isinstance(event, Link) and event.state == "late":
             self.late_at = now
+        if isinstance(event, Progress):
+            self.heard_at.append(now)
         self.changed_at = now if isinstance(event, Token | Confirm) else self.changed_at
         start = len(self.prompt)
         end = start + len(self.ids)

@@ -310,6 +310,7 @@ def test_a_window_of_the_usual_width_shows_how_much_is_not_verified() -> None:
         (Link(state="connecting"), "● connecting to the upstream"),
         (Link(state="late"), "● the upstream is late: this device goes on"),
         (Progress(done=3, total=44), "● the upstream reads: 3 of 44"),
+        (Progress(done=0, total=44), "● connecting to the upstream"),
     ],
 )
 def test_an_upstream_is_called_so(event: Event, words: str) -> None:

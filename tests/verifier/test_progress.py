@@ -18,24 +18,24 @@ from tests.verifier.sessions import outbox, session
 
 def test_only_a_round_that_is_worked_on_and_silent_tells_how_far_it_is() -> None:
     one = session(1, ids=range(4, 24))
-    assert one.progress(9.0) is None, "nothing runs"
+    assert one.progress(7, 9.0) is None, "nothing runs"
     one.stream(Stream(one.id, 1, one.base, waits=True), 0.0)
-    assert one.progress(9.0) is None, "a stream that waits for guesses waits for the edge"
+    assert one.progress(7, 9.0) is None, "a stream that waits for guesses waits for the edge"
     lease = Lease(one.id, "p", length=7)
     one.lease = lease
     one.job = one.as_job(lease, 0.0)
-    assert one.progress(0.4) is None
-    assert one.progress(0.5) == Progress(one.id, 1, 7, 19)
-    assert one.progress(0.9) is None
+    assert one.progress(lease.length, 0.4) is None
+    assert one.progress(lease.length, 0.5) == Progress(one.id, 1, 7, 19)
+    assert one.progress(lease.length, 0.9) is None
     one.used = 0.9
-    assert one.progress(1.3) is None
+    assert one.progress(lease.length, 1.3) is None
     lease.length = 40  # with a draft that has not been judged
-    assert one.progress(1.5) == Progress(one.id, 1, 19, 19)
+    assert one.progress(lease.length, 1.5) == Progress(one.id, 1, 19, 19)
     one.detach()
-    assert one.progress(9.0) is None
+    assert one.progress(7, 9.0) is None
     one.attach(outbox())
     one._hears_progress = False
-    assert one.progress(9.0) is None
+    assert one.progress(7, 9.0) is None
 
 
 async def test_a_slow_target_is_heard_of_before_it_answers() -> None:

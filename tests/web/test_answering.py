@@ -128,6 +128,12 @@ def test_an_endpoint_that_reads_a_long_prompt_is_waited_for(node: Node) -> None:
     assert page.cuts == 0
 
 
+def test_an_endpoint_that_reads_and_comes_no_further_is_not_waited_for(node: Node) -> None:
+    page, _ = play(node, [], reading=60, mute=True)
+    assert page.grew[0] < 3.5
+    assert page.text == TEXT
+
+
 def test_an_endpoint_that_only_says_it_is_there_is_not_waited_for(node: Node) -> None:
     page, _ = play(node, [], pace=20, piece=100)
     assert page.grew[0] < 3.5

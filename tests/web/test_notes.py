@@ -44,6 +44,7 @@ def test_a_prompt_that_is_read_says_how_far(node: Node) -> None:
     reading = {"done": 512, "total": 2060}
     assert said(node, reading=reading) == "reading the prompt, 512 of 2060 tokens"
     assert said(node, ("Hello", 5), reading=reading) == ""
+    assert said(node, reading={"done": 0, "total": 2060}) == "", "many engines do not tell"
 
 
 def test_the_models_name_stands_over_its_own_text(node: Node) -> None:

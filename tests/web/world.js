@@ -52,8 +52,8 @@ class Server {
   asked = [];
   streams = new Map(); // id -> { text, at } of those that it keeps
 
-  constructor(clock, text, { pace = 0.05, piece = 2, reading = 0 }) {
-    Object.assign(this, { clock, text: [...text], pace, piece, reading });
+  constructor(clock, text, { pace = 0.05, piece = 2, reading = 0, mute = false }) {
+    Object.assign(this, { clock, text: [...text], pace, piece, reading, mute });
   }
 
   restart() {
@@ -66,7 +66,8 @@ class Server {
     const frames = [];
     const seconds = this.clock.now - began;
     for (let at = 0.5; at <= Math.min(this.reading, seconds); at += 0.5) {
-      frames.push({ moa: { reading: [at, this.reading] } });
+      const read = this.mute ? 0 : at; // many engines do not tell how far they are
+      frames.push({ moa: { reading: [read, this.reading] } });
     }
     const pieces = Math.floor((seconds - this.reading) / this.pace + 1e-9);
     for (let at = 0; at < pieces && at * this.piece < this.text.length; at++) {

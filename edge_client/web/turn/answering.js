@@ -40,6 +40,8 @@ export class Answering {
     this.saidWhy = false;
     /** The most characters that the endpoint's text has had. */
     this.furthest = 0;
+    /** Tokens of the prompt that it has read. */
+    this.read = 0;
     /** Ends the request under way. */
     this.attempt = new AbortController();
     /** @type {Set<() => void>} */
@@ -202,7 +204,10 @@ export class Answering {
     const before = turn.theirs.length;
     const told = turn.take(chunk);
     const text = turn.theirs.length !== before;
-    if (text || chunk.moa?.reading) this.waiting.progressed(now(), text);
+    const read = chunk.moa?.reading?.[0] ?? this.read;
+    // One that has not come further says so again, as a sign of life.
+    if (text || read !== this.read) this.waiting.progressed(now(), text);
+    this.read = read;
     if (text) this.#say("online");
     // What it says again after each failure is no progress.
     if (turn.theirs.length > this.furthest) {

@@ -174,6 +174,8 @@ class World:
     """For how many seconds it says so at most."""
     reads: float = 0.0
     """Seconds that it reads the prompt for before the first forward of a turn."""
+    engine_behind: bool = False
+    """Whether it stands in front of an engine that says nothing of how far it has read."""
 
     def __post_init__(self) -> None:
         self.now, self.verifier, self.random = 0.0, Verifier(), random.Random(self.seed)
@@ -239,7 +241,13 @@ class World:
             Spending(self.max_kbps),
             Records(None),
             OfflineGuard(OfflineLimits(warn_at=0, stop_at=self.stop_at)),
-            Deadlines(self.patience, self.controller, waiting_since=self.now, unread=unread),
+            Deadlines(
+                self.patience,
+                self.controller,
+                waiting_since=self.now,
+                unread=unread,
+                text_stays=self.on_reconnect == "keep",
+            ),
             Stats(started=self.now),
             Reachability(self.linked, Retry(0.1, 1.0, self.random.random)),
             self.left,
@@ -312,7 +320,8 @@ class World:
     @property
     def welcome(self) -> Welcome:
         """That of the replica that answers."""
-        return msgspec.structs.replace(WELCOME, computes=self.replica)
+        features = [*WELCOME.features, "behind"] if self.engine_behind else WELCOME.features
+        return msgspec.structs.replace(WELCOME, computes=self.replica, features=features)
 
     def fail_over(self, replica: str) -> None:
         """The connection is lost, and another replica answers the next one."""
@@ -377,9 +386,13 @@ class World:
             return
         if session != self.machine.session.id or self.now - began > self.tells_for:
             return
-        done = min(100, int(100 * (self.now - began) / self.reads)) if self.reads else 100
+        done = total = 100
+        if self.engine_behind:
+            done, total = 0, self.verifier.known[session].base
+        elif self.reads:
+            done = min(100, int(100 * (self.now - began) / self.reads))
         self.at(
-            self.latency, lambda: self._deliver(connection, Progress(session, round, done, 100))
+            self.latency, lambda: self._deliver(connection, Progress(session, round, done, total))
         )
         self.at(0.5, lambda: self._tell(connection, session, round, began))
 

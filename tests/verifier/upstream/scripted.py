@@ -68,7 +68,9 @@ def engine_and_turn(
     """An engine in front of these, and a turn of it, of which only the job is real: to ask them
     without a session."""
     nothing: Any = None
-    spending: Any = SimpleNamespace(check=lambda: None, request=lambda tokens: None)
+    spending: Any = SimpleNamespace(
+        check=lambda: None, request=lambda tokens: None, limited=False, is_over=False
+    )
     engine = UpstreamEngine(
         upstreams,
         encode=nothing,

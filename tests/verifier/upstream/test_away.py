@@ -6,19 +6,23 @@ import asyncio
 import contextlib
 import gc
 import io
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from cloud_verifier.settings import Settings
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from cloud_verifier.upstream.contract import Continuation, Piece, UpstreamError
+from edge_client import Done
 from edge_client.cli.chat import ChatLoop
 from edge_client.cli.dialogue import Dialogue
 from edge_client.client import EdgeClient
 from edge_client.settings import ClientSettings
+from edge_client.turn.deadlines import Patience
 from moa.sampling import SamplingSettings
 from tests.edge.test_offline_check import Waits, sees
 from tests.verifier.upstream.scripted import (
@@ -140,6 +144,27 @@ async def test_all_answers_of_an_outage_wait_for_the_upstream() -> None:
     assert "it stays so" not in screen.getvalue()
     for answer in dialogue.messages[1::2]:
         assert answer["content"].strip() == SAID.strip()
+
+
+async def test_a_device_knows_that_nothing_listens_where_its_upstream_should_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It writes as fast as it can: the pace of text that may be withdrawn soon would take 20 minutes
+    for a token here."""
+    monkeypatch.setattr(ClientSettings, "patience", Patience(late_pace=1200.0, settle_unheard=0.0))
+    with socket.socket() as taken:  # bound, and nothing listens
+        taken.bind(("127.0.0.1", 0))
+        nowhere = Upstream(whole(""), url=f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
+        async with behind(nowhere) as settings, EdgeClient(settings) as device:
+            await device.wait_online(60)
+            async with asyncio.timeout(60):
+                events = [event async for event in device.generate(QUESTION)]
+    assert device.link is not None
+    assert "is not reached" in device.link.behind.away
+    done = events[-1]
+    assert isinstance(done, Done)
+    assert done.stats["tokens"] > 8
+    assert not done.verified
 
 
 async def test_an_upstream_that_fails_while_its_answer_is_broken_off_leaves_nothing_behind() -> (

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from cloud_verifier.upstream.client import Upstreams, address_of
-from cloud_verifier.upstream.contract import Continuation, NotScoredError, Piece, UpstreamError
+from cloud_verifier.upstream.contract import (
+    Continuation,
+    NotScoredError,
+    Piece,
+    Reading,
+    UpstreamError,
+)
 from cloud_verifier.upstream.dialects import DIALECTS, dialect
 from cloud_verifier.upstream.lines import bounded_lines
 from moa.errors import UsageError
@@ -46,6 +52,19 @@ async def test_llama_server() -> None:
         {"index": 0, "content": ".", "tokens": [13], "stop": False, "tokens_predicted": 2},
         {"content": "", "tokens": [], "stop": True, "stop_type": "eos", "truncated": False},
     ) == [Piece(ids=(12095,)), Piece(ids=(13,)), Piece(ending="eos")]
+
+
+async def test_llama_server_tells_how_far_it_has_read() -> None:
+    """With `return_progress`; what is no progress is none of the answer either."""
+    began = {"content": "", "tokens": [], "stop": False}
+    told = {"total": 2060, "cache": 0, "processed": 512, "time_ms": 4000}
+    nonsense: list[Any] = [None, 7, {"total": 9, "processed": "4"}, {"total": 4, "processed": 9}]
+    found = await pieces(
+        "llama-server", *[began | {"prompt_progress": one} for one in (told, *nonsense)]
+    )
+    assert [piece.reading for piece in found] == [Reading(512, 2060), None, None, None, None]
+    assert not any(piece.is_answer for piece in found)
+    assert dialect("llama-server").body(GREEDY, "big")["return_progress"] is True
 
 
 async def test_vllm_tells_token_ids() -> None:

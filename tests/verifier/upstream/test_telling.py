@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
 from cloud_verifier.settings import Settings
 from cloud_verifier.upstream import client, engine, watch
@@ -19,6 +21,7 @@ from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from cloud_verifier.upstream.client import Upstreams
 from cloud_verifier.upstream.contract import Continuation, UpstreamError, Usage
 from cloud_verifier.upstream.engine import Pace
+from cloud_verifier.upstream.figures import Figures
 from cloud_verifier.upstream.spending import Prices, Spending
 from edge_client import Done, EdgeClient
 from edge_client.cli.serve import tell_of_the_verifier
@@ -242,10 +245,12 @@ async def test_a_service_that_asks_to_wait_does_not_count_as_back_before() -> No
         await upstreams.close()
 
 
+@pytest.mark.parametrize("begins", [True, False])
 async def test_a_prompt_that_takes_minutes_to_read_is_read_once(
-    monkeypatch: pytest.MonkeyPatch,
+    begins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine is silent meanwhile, and tells its models. Asked again it would begin anew."""
+    """The engine is silent meanwhile, from the request on or from an event without text on, and
+    tells its models. Asked again it would begin anew."""
     monkeypatch.setattr(client, "_SILENT_SECONDS", 0.02)
     looks = 0
     read = asyncio.Event()
@@ -258,8 +263,15 @@ async def test_a_prompt_that_takes_minutes_to_read_is_read_once(
         await whole(MODELS)(request, writer)
 
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        if not begins:
+            await read.wait()
+            await TELLS(request, writer)
+            return
+        await stream(chunk(""))(request, writer)
         await read.wait()
-        await TELLS(request, writer)
+        for event in (chunk(TEXT), chunk("", "stop")):
+            writer.write(f"data: {json.dumps(event)}\n\n".encode())
+        await writer.drain()
 
     async with running(answer, models) as upstream:
         upstreams = Upstreams([upstream.url], interface="completions")
@@ -267,6 +279,50 @@ async def test_a_prompt_that_takes_minutes_to_read_is_read_once(
         await upstreams.close()
     assert "".join(texts) == TEXT
     assert len(upstream.asked) == 1
+
+
+async def test_an_engine_that_is_too_busy_for_one_look_is_left_to_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was heard not long ago: time stands still here."""
+    monkeypatch.setattr(client, "_SILENT_SECONDS", 0.02)
+    looks = 0
+    read = asyncio.Event()
+
+    async def models(request: Request, writer: asyncio.StreamWriter) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 4:
+            read.set()
+        await (whole(MODELS) if looks == 1 else BUSY)(request, writer)
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        await read.wait()
+        await TELLS(request, writer)
+
+    async with running(answer, models) as upstream:
+        upstreams = Upstreams([upstream.url], interface="completions", clock=lambda: 7.0)
+        await upstreams.probe()
+        texts = [piece.text async for piece in upstreams.go_on(ASKED)]
+        await upstreams.close()
+    assert "".join(texts) == TEXT
+    assert len(upstream.asked) == 1
+
+
+async def test_an_upstream_that_fails_before_its_first_text_has_not_answered() -> None:
+    """Though it had begun to tell of something else, such as who speaks: the next one is asked."""
+    begins = stream(chunk(""), ERROR)
+    registry = CollectorRegistry()
+    async with running(begins) as first, running(TELLS) as second:
+        upstreams = Upstreams([first.url, second.url], interface="completions")
+        upstreams.figures = Figures(registry)
+        texts = [piece.text async for piece in upstreams.go_on(ASKED)]
+        await upstreams.close()
+    assert "".join(texts) == TEXT
+    asked = {"upstream": first.url, "outcome": "failed"}
+    assert registry.get_sample_value("moa_upstream_requests_total", asked) == 1
+    began = registry.get_sample_value("moa_upstream_first_seconds_count", {"upstream": first.url})
+    assert not began
 
 
 async def test_an_engine_that_refuses_another_request_is_left_to_read(

@@ -1,68 +1,182 @@
-"""How long a device waits for an engine that is silent and tells its models: as long as the reading
-of its prompt can explain. In virtual time."""
+"""How long a device waits for an engine that is silent, and tells its models all the time: it may be
+reading a prompt. In virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from cloud_verifier.upstream.contract import Continuation, Piece
+from cloud_verifier.upstream.contract import Continuation, Piece, Reading
+from edge_client.turn.controller import Controller
 from edge_client.turn.deadlines import Patience
 from moa.sampling import SamplingSettings
 from tests.edge.turn.world import World
 from tests.verifier.upstream.scripted import Job, engine_and_turn
-from tests.verifier.upstream.test_spending import Clock
+
+NEVER = 10_000.0
+"""Seconds of a forward of an engine that hangs."""
+PATIENT = Patience(settle=99.0)
 
 
-class Hanging:
-    """Upstreams that never answer."""
+class Saying:
+    """Upstreams that answer with what a test gives them."""
+
+    def __init__(self) -> None:
+        self.pieces: asyncio.Queue[Piece] = asyncio.Queue()
 
     async def go_on(self, asked: Continuation) -> AsyncGenerator[Piece, None]:
-        await asyncio.Event().wait()
-        yield Piece()
+        while True:
+            yield await self.pieces.get()
 
 
-async def reading_seconds(prompt: int, draft: int = 0) -> float:
-    """For how long the verifier says that a hanging engine may be reading so many tokens."""
-    clock = Clock()
+async def test_what_an_engine_has_read_is_told_until_it_begins_to_answer() -> None:
+    saying = Saying()
     job: Any = Job()
-    engine, turn = engine_and_turn(Hanging(), job, clock)
-    asked = Continuation(
-        ids=[1] * prompt, text="", sampling=SamplingSettings(), most=1, draft=[1] * draft
-    )
-    began = clock.now
+    engine, turn = engine_and_turn(saying, job)
+    asked = Continuation(ids=[1] * 9, text="", sampling=SamplingSettings(), most=1)
+    assert engine.read_for(job) is None
+    told: list[int | None] = []
     async with contextlib.aclosing(engine._pieces(turn, asked)) as pieces:
-        asking = asyncio.ensure_future(anext(pieces))
-        await asyncio.sleep(0)
-        assert engine.queued == 1
-        while engine.may_be_reading(job):
-            clock.now += 0.125
-            assert clock.now < began + 3600
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        for piece in (Piece(), Piece(reading=Reading(4, 9)), Piece(), Piece(text="a"), Piece()):
+            asking = asyncio.ensure_future(anext(pieces))
+            await asyncio.sleep(0)
+            told.append(engine.read_for(job))
+            saying.pieces.put_nowait(piece)
+            await asking
+    assert told == [0, 0, 4, 4, None]
     assert engine.queued == 0
-    return clock.now - began
+
+
+def waiting(prompt: int, **how: Any) -> World:
+    """A device with a prompt of so many tokens, in front of an engine that hangs and lives."""
+    settings: dict[str, Any] = {"forward": NEVER, "patience": PATIENT, "draft": "device"}
+    settings |= {"count": 4, "tells": True, "engine_behind": True}
+    return World(prompt=[3, 1, 4, 1, 5] * (prompt // 5), **(settings | how))
 
 
 @pytest.mark.parametrize(
     ("prompt", "least", "most"),
-    [(1, 1.0, 2.0), (30, 2.0, 3.0), (100, 5.0, 7.0), (4000, 10.5, 13.0)],
+    [(5, 1.0, 2.0), (30, 2.0, 3.0), (100, 5.0, 7.0), (4000, 10.5, 13.0)],
 )
-async def test_a_device_waits_for_a_hanging_engine_as_long_as_its_prompt_explains(
+def test_a_device_that_corrects_its_text_waits_as_long_as_the_prompt_explains(
     prompt: int, least: float, most: float
 ) -> None:
-    seconds = await reading_seconds(prompt)
-    patience = Patience(settle=99.0)
-    world = World(
-        count=4, draft="device", tells=True, tells_for=seconds, forward=300.0, patience=patience
-    )
+    world = waiting(prompt)
     world.run()
     assert least < world.reader.late_at < most
 
 
-async def test_a_draft_that_is_checked_is_read_too() -> None:
-    assert await reading_seconds(30, draft=170) == await reading_seconds(200)
+@pytest.mark.parametrize(
+    ("prompt", "least", "most"), [(5, 10.5, 13.0), (100, 10.5, 13.0), (4000, 200.0, 203.0)]
+)
+def test_a_device_whose_text_stays_waits_longer(prompt: int, least: float, most: float) -> None:
+    """Its whole answer would stand in the place of the engine's."""
+    world = waiting(prompt, on_reconnect="keep")
+    world.run()
+    assert least < world.reader.late_at < most
+
+
+def test_nobody_waits_for_an_engine_that_is_not_heard_of() -> None:
+    for keep in ("keep", "rewind"):
+        world = waiting(4000, on_reconnect=keep, tells_for=0.0)
+        world.run()
+        assert world.reader.late_at < 2.0
+
+
+def test_an_answer_is_the_engines_where_that_is_slower_than_the_device_would_be() -> None:
+    """By its third second the device would have written all of it, and it would stay."""
+    for forward in (5.0, 9.0):
+        world = waiting(30, on_reconnect="keep", forward=forward, count=3)
+        assert world.run() == "length"
+        assert world.reader.states == ["online"]
+        assert world.answer == world.expected
+        assert all(world.reader.verified)
+
+
+def test_an_engine_that_began_late_is_waited_for_by_that_the_next_time() -> None:
+    world = waiting(30, on_reconnect="keep", forward=30.0, right=0.0, count=2)
+    world.run()
+    assert 10 < world.reader.late_at < 13
+    assert world.controller.first_text == pytest.approx(30.0, abs=1.0)
+    world.forward = world.verifier.forward = 55.0
+    began = world.now
+    world.next_turn(5, count=1, anew=True)
+    assert world.run() == "length"
+    assert world.reader.states == ["online"]
+    assert world.now - began < 57
+
+
+def test_an_engine_that_had_not_begun_is_waited_for_twice_as_long_up_to_a_minute() -> None:
+    """Else every answer of a slow one would be the device's."""
+    late_after = []
+    world = waiting(30, on_reconnect="keep", patience=Patience(settle=1.0))
+    for turn in range(5):
+        began = world.now
+        assert world.run(seconds=NEVER) == "length"
+        late_after.append(world.reader.late_at - began)
+        world.next_turn(5 + turn, anew=True)
+    assert late_after[:4] == sorted(late_after[:4])
+    assert late_after[1] > 1.9 * late_after[0]
+    assert late_after[3] == pytest.approx(late_after[4], abs=1.0)
+    assert 60 < late_after[4] < 63
+
+
+def test_a_wait_of_long_ago_is_forgotten() -> None:
+    controller = Controller()
+    controller.began(40.0)
+    for _ in range(10):
+        controller.began(0.5)
+    assert controller.first_text < 1.0
+
+
+def test_an_engine_that_reads_is_waited_for_where_the_device_cannot_write() -> None:
+    """For as long as it lives, and the user hears of it."""
+    for keep in ("keep", "rewind"):
+        world = waiting(4000, on_reconnect=keep, forward=500.0, count=2)
+        world.machine.drafter_failed("it fails")
+        assert world.run(seconds=NEVER) == "length"
+        assert world.connection == 1, "another connection would have it read anew"
+        assert world.answer == world.expected
+        heard_at = [*world.reader.heard_at, world.now]
+        assert max(later - sooner for sooner, later in itertools.pairwise(heard_at)) < 1.0
+
+
+def away(**how: Any) -> World:
+    """A device in front of a verifier that refuses, because its engine has been away for long."""
+    world = World(count=200, draft="server", step=0.001, up_after=0.0, engine_behind=True, **how)
+    world.trouble("busy")
+    return world
+
+
+def test_where_the_engine_is_known_to_be_away_the_device_writes_at_once_and_fast() -> None:
+    """While an answer is only late most text would be withdrawn, and comes slowly: 20 tokens a
+    second."""
+    for unheard, settle in ((True, 0.5), (False, 5.0)):
+        world = away()
+        world.at(
+            0.0, lambda world=world, how=unheard: world.machine.engine_away(-60.0, unheard=how)
+        )
+        assert world.run() == "length"
+        assert world.reader.told_at[0] < 0.2
+        assert world.reader.told_at[-1] < 1.0
+        assert world.now - world.reader.told_at[-1] == pytest.approx(settle, abs=0.2)
+
+
+def test_an_engine_that_has_just_gone_is_waited_for_for_a_second() -> None:
+    world = away()
+    world.at(0.0, lambda: world.machine.engine_away(0.0))
+    world.run()
+    assert 1.0 < world.reader.told_at[0] < 1.3
+
+
+def test_an_engine_that_takes_the_request_is_no_longer_away() -> None:
+    """It is looked at every few seconds only: it may be back before that is known."""
+    world = waiting(30, on_reconnect="keep", forward=5.0, count=2, up_after=0.0)
+    world.at(0.0, lambda: world.machine.engine_away(-60.0))
+    assert world.run() == "length"
+    assert world.reader.states == ["online"]
