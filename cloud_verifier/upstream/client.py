@@ -276,8 +276,7 @@ class Upstreams:
             return False
         upstream.look_seconds = self._clock() - began
         if self._clock() >= upstream.doubted_until:
-            upstream.heard_at = self._clock()
-            upstream.away = ""
+            upstream.worked(self._clock())
             self._note(upstream)
         return True
 

@@ -74,19 +74,28 @@ class Watch:
         second at most."""
         now = self._clock()
         if self._awaited_for(now) >= _SLOW_SECONDS:
-            return self._upstreams.silent_for(now) >= _ALIVE_SECONDS / 2
-        return self._running() > 0 and self._is_stale
+            quiet_for = min(self._upstreams.silent_for(now), now - self._looked_at)
+            return quiet_for >= _ALIVE_SECONDS / 2
+        return self._running() > 0 and self._is_stale and not self._upstreams.away
+
+    def _is_due(self, pause: float) -> bool:
+        """Whether to look now: somebody wants to know, there is a doubt, or the `pause` between two
+        looks at upstreams that are away is over. One that has taken a request may be back."""
+        if self._wanted.is_set() or self._is_doubted:
+            return True
+        return bool(self._upstreams.away) and self._clock() - self._looked_at >= pause
 
     async def run(self) -> None:
         """Look whenever that is needed, for ever."""
         pause = _FIRST_PAUSE
+        self._looked_at = self._clock()  # whoever starts this has just asked
         while True:
-            is_away = bool(self._upstreams.away)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause if is_away else _STEP_SECONDS):
+                async with asyncio.timeout(_STEP_SECONDS):
                     await self._wanted.wait()
-            if not (is_away or self._is_doubted or self._wanted.is_set()):
+            if not self._upstreams.away:
                 pause = _FIRST_PAUSE
+            if not self._is_due(pause):
                 continue
             self._wanted.clear()
             self._looked_at = self._clock()

@@ -245,6 +245,59 @@ async def test_a_service_that_asks_to_wait_does_not_count_as_back_before() -> No
         await upstreams.close()
 
 
+async def test_an_upstream_that_is_back_is_asked_at_once_where_nothing_answered_before() -> None:
+    """Its pause was for nothing: it grows up to ten seconds while devices ask in an outage."""
+    now = Switched(reset)
+    models = Switched(reset)
+    async with running(now, models) as upstream:
+        # Time stands still.
+        upstreams = Upstreams([upstream.url], interface="completions", clock=lambda: 7.0)
+        for _ in range(2):
+            with pytest.raises(UpstreamError):
+                async for _ in upstreams.go_on(ASKED):
+                    pass
+        now.now, models.now = TELLS, whole(MODELS)
+        with pytest.raises(UpstreamError, match="no upstream may be asked yet"):
+            async for _ in upstreams.go_on(ASKED):
+                pass
+        await upstreams.look()
+        texts = [piece.text async for piece in upstreams.go_on(ASKED)]
+        await upstreams.close()
+    assert "".join(texts) == TEXT
+
+
+async def test_an_upstream_that_takes_a_request_is_looked_at_though_it_was_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the device would write in its place until the next look, ten seconds later."""
+    monkeypatch.setattr(watch, "_FIRST_PAUSE", 600.0)
+    over = asyncio.Event()
+    models = Switched(reset)
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+        await TELLS(request, writer)
+
+    async with (
+        running(answer, models) as upstream,
+        behind(upstream) as verifier,
+        EdgeClient(verifier=verifier.transport.url, offline_after=300.0) as device,
+    ):
+        await device.wait_online(60)
+        assert verifier.upstreams.away
+        models.now = whole(MODELS)
+        # It is asked for its models once, as nothing is known of it; then it is silent.
+        asking = asyncio.create_task(end_of(device))
+        async with asyncio.timeout(60):
+            while not upstream.asked:
+                await asyncio.sleep(0.01)
+            while verifier.upstreams.away:
+                await asyncio.sleep(0.01)
+        over.set()
+        done, _ = await asking
+    assert done.verified
+
+
 @pytest.mark.parametrize("begins", [True, False])
 async def test_a_prompt_that_takes_minutes_to_read_is_read_once(
     begins: bool, monkeypatch: pytest.MonkeyPatch
