@@ -127,14 +127,14 @@ class Deadlines:
             self.waiting_since = now
             self._asked = True
 
-    def heard(self, done: int, total: int, now: float) -> None:
-        """Note that the verifier says it works on the answer, and has read `done` of `total` tokens
-        for it."""
+    def heard(self, done: int, to_read: int, now: float) -> None:
+        """Note that the verifier says it works on the answer, and has read `done` tokens for it, with
+        `to_read` more to come."""
         if done != self._done:
             # When it had come as far as it is at its first word, nobody knows.
             self._advanced_at = self.asked_at if self._done < 0 else now
             self._done = done
-            self._to_read = max(0, total - done)
+            self._to_read = max(0, to_read)
         self._heard_at = now
 
     def is_heard(self, now: float) -> bool:

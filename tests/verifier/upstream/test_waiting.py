@@ -10,11 +10,13 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cloud_verifier.upstream.contract import Continuation, Piece, Reading
 from edge_client.turn.controller import Controller
 from edge_client.turn.deadlines import Patience
 from moa.sampling import SamplingSettings
+from moa.wire.messages import Progress
 from tests.edge.turn.world import World
 from tests.verifier.upstream.scripted import Job, engine_and_turn
 
@@ -79,6 +81,13 @@ def test_a_device_whose_text_stays_waits_longer(prompt: int, least: float, most:
     world = waiting(prompt, on_reconnect="keep")
     world.run()
     assert least < world.reader.late_at < most
+
+
+def test_a_verifier_that_claims_more_than_there_is_to_read_is_not_believed() -> None:
+    world = waiting(30, on_reconnect="keep")
+    world.change = lambda m: replace(m, total=2**31 - 1) if isinstance(m, Progress) else m
+    world.run()
+    assert world.reader.late_at < 13
 
 
 def test_nobody_waits_for_an_engine_that_is_not_heard_of() -> None:
