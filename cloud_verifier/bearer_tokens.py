@@ -1,5 +1,5 @@
 """`cloud-verifier token`: make, list and revoke bearer tokens. A running verifier notices within
-its next handshake."""
+two seconds."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def _list(arguments: argparse.Namespace) -> int:
 def _revoke(arguments: argparse.Namespace) -> int:
     """Revoke all tokens of a principal, or one token by the beginning of its hash.
 
-    New connections are refused from then on; open ones stay until the client or the verifier closes
-    them.
+    Verifiers that run end what was opened with it within about two seconds, and refuse it from then
+    on; devices keep their text and go on alone.
     """
     read_entries(arguments.file)  # an invalid file is not rewritten
     kept = []

@@ -218,7 +218,7 @@ def _serve_target(
             port=api_port,
             tokenizer=served.target.tokenizer,
             settings=settings,
-            principals=auth.principal,
+            auth=auth,
         )
     run_loop(_until_stopped(verifier, port, beside))
 

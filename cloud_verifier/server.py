@@ -111,6 +111,7 @@ class Server:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self.service.sweep()
+            self.admission.end_revoked()
 
     async def _tell_progress(self) -> None:
         """While the engine works: edges that hear nothing of it are to help themselves."""

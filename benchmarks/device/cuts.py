@@ -33,6 +33,7 @@ from benchmarks.kit.progress import Progress, say
 from cloud_verifier.app import Verifier
 from cloud_verifier.model import load
 from cloud_verifier.openai.endpoint import endpoint as target_endpoint
+from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from edge_client.client import EdgeClient
@@ -346,7 +347,7 @@ async def own_endpoint(options: Options) -> AsyncIterator[str]:
                 port=port,
                 tokenizer=served.target.tokenizer,
                 settings=settings,
-                principals=lambda headers: "benchmark",
+                auth=Authenticator(),
             ) as address,
         ):
             yield f"{address}/v1" if not address.endswith("/v1") else address

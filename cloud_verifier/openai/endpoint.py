@@ -11,9 +11,9 @@ from starlette.routing import Route
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.openai.answerer import Tokenizer, VerifierAnswerer
-from cloud_verifier.serving.auth import may_measure
+from cloud_verifier.serving.auth import Authenticator, may_measure
 from cloud_verifier.settings import Settings
-from moa.api.access import Access, Principals
+from moa.api.access import Access
 from moa.api.app import Api, ApiLimits
 from moa.api.connections import serving
 from moa.api.metrics import ApiMetrics
@@ -23,7 +23,7 @@ from moa.process.listening import Port
 
 @contextlib.asynccontextmanager
 async def endpoint(
-    verifier: Verifier, *, port: Port, tokenizer: Any, settings: Settings, principals: Principals
+    verifier: Verifier, *, port: Port, tokenizer: Any, settings: Settings, auth: Authenticator
 ) -> AsyncIterator[str]:
     """Serve OpenAI's API and the operator's page on `port` while the body runs; yields the
     address."""
@@ -32,7 +32,8 @@ async def endpoint(
         service, Tokenizer(tokenizer), settings.served_name, verifier.engine.wrong
     )
     access = Access(
-        principals,
+        auth.principal,
+        watching=auth.watching_key,
         host=settings.openai_address[0],
         hosts=settings.openai_hosts,
         origins=settings.origins,

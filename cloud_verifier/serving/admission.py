@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import http
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from cloud_verifier.logs import log
-from cloud_verifier.serving.auth import OPERATOR, Authenticator, may_measure
+from cloud_verifier.serving.auth import OPERATOR, Authenticator, Caller, may_measure
 from cloud_verifier.sessions.service import Service
 from moa.api.access import ANONYMOUS, Hosts
 from moa.api.metrics import CONTENT_TYPE
@@ -54,11 +55,11 @@ class Admission:
 
     def answer(
         self, target: str, authorization: Sequence[str], peer: str, host: str = ""
-    ) -> Reply | str:
-        """Returns the answer to an HTTP request: a reply, or the name of the principal whose
-        websocket may open. `authorization` are the values of its Authorization headers. Where
-        nobody needs a token, `host` must be a name of this port: else a web page could reach it
-        under a name of its own."""
+    ) -> Reply | Caller:
+        """Returns the answer to an HTTP request: a reply, or the caller whose websocket may open.
+        `authorization` are the values of its Authorization headers. Where nobody needs a token,
+        `host` must be a name of this port: else a web page could reach it under a name of its
+        own."""
         path = target.partition("?")[0]
         problem = self._wrong()
         if self._service.draining and path != "/health/live":  # it lives while it drains
@@ -69,21 +70,29 @@ class Admission:
             if problem:
                 return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE, problem)
             return text_reply(http.HTTPStatus.OK, path.removeprefix("/health/"))
-        principal = self._auth.principal(authorization)
-        if principal is None:
+        caller = self._auth.caller(authorization)
+        if caller is None:
             log.warning("unauthorized", extra={"peer": peer, "event": "unauthorized"})
             return _NO_TOKEN
-        if principal == ANONYMOUS and not self._hosts.serve(host):
+        if caller.principal == ANONYMOUS and not self._hosts.serve(host):
             return _OTHER_HOST
         if path == "/metrics":
-            return self._metrics(principal)
+            return self._metrics(caller.principal)
         if path != "/":
             return text_reply(http.HTTPStatus.NOT_FOUND, "not found")
         if problem:
             return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE, problem)
-        if self._service.full(principal):
+        if self._service.full(caller.principal):
             return _TOO_MANY
-        return principal
+        return caller
+
+    def watching(self, caller: Caller, end: Callable[[], None]) -> AbstractContextManager[None]:
+        """A context that calls `end` if the token of this caller is revoked while it runs."""
+        return self._auth.watching(caller, end)
+
+    def end_revoked(self) -> None:
+        """End the connections of tokens that were revoked; to be called about once a second."""
+        self._auth.end_revoked()
 
     def _metrics(self, principal: str) -> Reply:
         """Returns the page of metrics, or a refusal for a principal that may not read it."""

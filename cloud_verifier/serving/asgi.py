@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosedError
 from cloud_verifier.app import Verifier
 from cloud_verifier.logs import log
 from cloud_verifier.serving.admission import Admission, Reply, text_reply
-from cloud_verifier.serving.auth import authorizations
+from cloud_verifier.serving.auth import Caller, authorizations
 from cloud_verifier.serving.conversation import converse
 from cloud_verifier.sessions.budgets import BYTES, FRAMES, Meter
 from cloud_verifier.sessions.outbox import CloseConnection
@@ -71,9 +71,8 @@ class AsgiVerifier:
             await self._verifier.drain()
         await send({"type": "lifespan.shutdown.complete"})
 
-    def _answer(self, scope: AsgiScope) -> Reply | str:
-        """Returns the answer to a request, or the name of the principal whose websocket may
-        open."""
+    def _answer(self, scope: AsgiScope) -> Reply | Caller:
+        """Returns the answer to a request, or the caller whose websocket may open."""
         mounted_at = scope.get("root_path", "").rstrip("/")
         path = scope["path"].removeprefix(mounted_at)
         given = authorizations(_values(scope, b"authorization"), scope.get("subprotocols", ()))
@@ -97,7 +96,8 @@ class AsgiVerifier:
             return
         await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL, "headers": []})
         socket = AsgiSocket(receive, send, self._service.limits, _peer(scope))
-        await converse(self._service, socket, principal=answer)
+        with self._admission.watching(answer, lambda: socket.revoked()):
+            await converse(self._service, socket, answer.principal)
 
 
 class AsgiSocket:
@@ -111,6 +111,7 @@ class AsgiSocket:
         self.arrived = time.monotonic()
         self.meter = Meter(limits, self.arrived)
         self.flooded: Callable[[str], None] = lambda limit: None
+        self.revoked: Callable[[], None] = lambda: None
         self._open = True
 
     async def __aiter__(self) -> AsyncIterator[str | bytes]:

@@ -3,11 +3,13 @@ secrets."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cloud_verifier.logs import log
@@ -63,11 +65,29 @@ def may_measure(principal: str) -> bool:
     return principal in (ANONYMOUS, OPERATOR)
 
 
+@dataclass(frozen=True)
+class Caller:
+    """Who has sent a request, and with which token."""
+
+    principal: str
+    token: bytes = b""
+    """The hash of the token; empty where none is needed."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Watched:
+    """A connection or an answer that ends when its token is revoked."""
+
+    caller: Caller
+    end: Callable[[], None]
+
+
 class Authenticator:
     """Maps Authorization headers to a principal, by a token file that is read again when it
     changes, without a restart. Without a file everybody is the same anonymous principal.
 
     A changed file that cannot be read or parsed is ignored. One without entries refuses everybody.
+    What was opened with a token that is no longer in the file is ended, by `end_revoked`.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -75,6 +95,11 @@ class Authenticator:
         self._path = path
         self._stamp = _stamp(path)
         self._entries = read_entries(path) if path is not None else ()
+        self._watched: set[_Watched] = set()
+        self._looked_at = self._stamp
+        """The file's stamp when `end_revoked` looked last."""
+        self._all_valid = True
+        """Whether every watched token is in the file, as it was read last."""
         if path is not None and not self._entries:
             raise ConfigError(
                 f"the token file {path} has no entries",
@@ -82,10 +107,15 @@ class Authenticator:
             )
 
     def principal(self, authorization: Sequence[str]) -> str | None:
-        """Returns the name of the caller by its Authorization headers, or None to refuse it:
-        without a valid one, or with several, because a proxy may have checked a different one."""
+        """Returns the name of the caller by its Authorization headers, or None to refuse it."""
+        caller = self.caller(authorization)
+        return None if caller is None else caller.principal
+
+    def caller(self, authorization: Sequence[str]) -> Caller | None:
+        """Returns the caller by its Authorization headers, or None to refuse it: without a valid
+        one, or with several, because a proxy may have checked a different one."""
         if self._path is None:
-            return ANONYMOUS
+            return Caller(ANONYMOUS)
         self._read_again_if_changed(self._path)
         header = authorization[0] if len(authorization) == 1 else ""
         scheme, _, token = header.partition(" ")
@@ -98,7 +128,57 @@ class Authenticator:
                 matching.append(name)
         if not matching or scheme.lower() != "bearer":
             return None
-        return matching[0]
+        return Caller(matching[0], presented)
+
+    @contextlib.contextmanager
+    def watching(self, caller: Caller, end: Callable[[], None]) -> Iterator[None]:
+        """Call `end`, once, if the token of this caller is revoked while the body runs."""
+        if self._path is None:
+            yield
+            return
+        watched = _Watched(caller, end)
+        self._watched.add(watched)
+        # It may have been revoked between the handshake and now.
+        self._all_valid = self._all_valid and self._knows(caller)
+        try:
+            yield
+        finally:
+            self._watched.discard(watched)
+
+    @contextlib.contextmanager
+    def watching_key(self, authorization: Sequence[str], end: Callable[[], None]) -> Iterator[None]:
+        """The same for a request with these Authorization headers. One without a valid token is
+        not watched: it is refused."""
+        caller = self.caller(authorization)
+        if caller is None:
+            yield
+            return
+        with self.watching(caller, end):
+            yield
+
+    def end_revoked(self) -> None:
+        """Read the token file if it has changed, and end what was opened with a token that is no
+        longer in it. To be called about once a second.
+
+        The file must have stayed as it is since the last call: an editor may empty a file before it
+        writes it.
+        """
+        if self._path is None:
+            return
+        self._read_again_if_changed(self._path)
+        is_settled = self._stamp == self._looked_at
+        self._looked_at = self._stamp
+        if self._all_valid or not is_settled:
+            return
+        self._all_valid = True
+        for watched in tuple(self._watched):
+            if not self._knows(watched.caller):
+                self._watched.discard(watched)
+                watched.end()
+
+    def _knows(self, caller: Caller) -> bool:
+        """Whether the token that a caller came with is in the file, under the same name."""
+        return (caller.principal, caller.token) in self._entries
 
     def _read_again_if_changed(self, path: Path) -> None:
         """Read the token file again if it has changed since. If it cannot be read, that is logged
@@ -109,6 +189,7 @@ class Authenticator:
         self._stamp = stamp
         try:
             self._entries = read_entries(path)
+            self._all_valid = False
             log.info("the token file was read again", extra={"event": "tokens"})
         except UsageError as error:
             log.error("the token file has changed, but: %s", error, extra={"event": "tokens"})

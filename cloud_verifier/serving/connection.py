@@ -21,6 +21,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.protocol import Event
 
 from cloud_verifier.logs import log
+from cloud_verifier.serving.auth import Caller
 from cloud_verifier.sessions.budgets import BYTES, FRAMES, Meter
 from moa.process.half_open import HalfOpen
 from moa.process.secured import Secured
@@ -56,6 +57,10 @@ class Connection(ServerConnection):
         self.meter = Meter(self._limits, time.monotonic())
         self.flooded: Callable[[str], None] = lambda limit: self.abort()
         """Called with the name of the limit if the other end floods."""
+        self.revoked: Callable[[], None] = self.abort
+        """Called if the token that it was opened with is revoked."""
+        self.caller: Caller | None = None
+        """Who has opened it; None before its handshake is checked."""
         self._bytes = bytearray()
         """What was read and not yet handed on."""
         self._reading = True

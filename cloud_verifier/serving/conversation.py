@@ -45,6 +45,9 @@ class Socket(Protocol):
     flooded: Callable[[str], None]
     """The socket calls it with the limit's name when the meter reports a flood."""
 
+    revoked: Callable[[], None]
+    """Called if the token that the connection was opened with is revoked."""
+
     async def send(self, frame: bytes, /) -> None:
         """Send a binary frame; returns when there is room for the next. The socket closes if the
         other end does not read within `send_timeout`."""
@@ -87,6 +90,7 @@ async def _writing(channel: Channel, socket: Socket, who: Who) -> AsyncIterator[
         log.info("connected", extra=who | {"event": "connected"})
         socket.meter.belongs_to(service.principal(channel.principal))
         socket.flooded = channel.flooded
+        socket.revoked = channel.revoked
         tasks.append(asyncio.create_task(_await_hello(socket, channel)))
         writer = asyncio.create_task(_write(socket, channel.outbox, who))
         tasks.append(writer)

@@ -154,7 +154,7 @@ class Transport:
             return Response(
                 answer.status.value, answer.status.phrase, Headers(answer.headers), answer.content
             )
-        connection.username = answer
+        ours.caller = answer
         return None
 
     # ---- websockets
@@ -162,7 +162,10 @@ class Transport:
     async def _connection(self, connection: ServerConnection) -> None:
         """Serve one websocket until it ends."""
         _bound_kernel_buffer(connection, self._service.limits.send_buffer_bytes)
-        await converse(self._service, _ours(connection), connection.username)
+        ours = _ours(connection)
+        assert ours.caller is not None  # `_request` has let it in
+        with self._admission.watching(ours.caller, lambda: ours.revoked()):
+            await converse(self._service, ours, ours.caller.principal)
 
 
 def _ours(connection: ServerConnection) -> Connection:

@@ -91,6 +91,11 @@ class Channel:
         )
         self.outbox.end(CloseConnection(CloseCode.POLICY, limit))
 
+    def revoked(self) -> None:
+        """Close the connection, because its token was revoked. Its sessions are detached, as
+        whenever a connection is lost. The device keeps its text, connects again and is refused."""
+        self.outbox.end(CloseConnection(CloseCode.POLICY, "the token was revoked"))
+
     async def receive(self, frame: bytes, arrived: float) -> None:
         """Handle one frame of the device, which arrived at that time. What cannot be done is
         answered with a refusal; too many invalid frames end the connection."""

@@ -129,7 +129,7 @@ def explain(
         case MoaError():
             return error
         case InvalidStatus():
-            return _explain_status(error, url, token=token)
+            return _explain_status(error, url, token=token, worked=worked)
         case InvalidURI():
             return UsageError(
                 f"{url!r} is not a verifier address: {error}", hint="like ws://host:8765"
@@ -180,7 +180,7 @@ def _explain_close(error: ConnectionClosed, url: str) -> MoaError:
     return LinkError(f"the connection to {url} was lost" + (f": {reason}" if reason else ""))
 
 
-def _explain_status(error: InvalidStatus, url: str, *, token: bool) -> MoaError:
+def _explain_status(error: InvalidStatus, url: str, *, token: bool, worked: bool) -> MoaError:
     """Returns the error for an address that answered the handshake with an HTTP status: a token is
     missing or wrong, the verifier is not available now, or something else answers there."""
     status = error.response.status_code
@@ -190,6 +190,8 @@ def _explain_status(error: InvalidStatus, url: str, *, token: bool) -> MoaError:
         if token:
             why = "the verifier refused the token"
             hint = "give the one it knows with --token"
+            if worked:
+                hint = "it was revoked or replaced: start again with another --token"
         return RemoteError("unauthorized", f"{why} (HTTP {status})", hint=hint)
     is_for_now = process_exception(error) is None  # websockets' own list of such statuses
     if is_for_now or status == 429:

@@ -12,12 +12,16 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from urllib.parse import SplitResult, urlsplit
 
 from moa.api.errors import ApiError
 
 Principals = Callable[[Sequence[str]], str | None]
 """From the Authorization headers to the caller's name; None refuses the request."""
+Watching = Callable[[Sequence[str], Callable[[], None]], AbstractContextManager[None]]
+"""From the Authorization headers to a context that calls a function if their key is revoked while
+it runs."""
 ANONYMOUS = "anonymous"
 
 
@@ -68,10 +72,13 @@ class Access:
         host: str = "127.0.0.1",
         hosts: Sequence[str] = (),
         origins: Sequence[str] = (),
+        watching: Watching = lambda authorization, end: nullcontext(),
     ) -> None:
-        """`principals` tells a caller's name from its key. The endpoint is served at `host` and
+        """`principals` tells a caller's name from its key, and `watching` whether the key is revoked
+        later: without it none is. The endpoint is served at `host` and
         under the names `hosts`; `origins` are the websites whose pages may use it."""
         self._principals = principals
+        self.watching = watching
         self._hosts = Hosts((host, *hosts))
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 

@@ -26,6 +26,12 @@ _DEFECTS_PER_SECOND = 0.2
 """Log lines with a traceback."""
 _STRANGERS = (401, 403, 404, 405)
 """Statuses of refusals that anybody can get without a key, as often as they like."""
+_STOPPING = ApiError(503, "this server stops: ask again", code="server_stopping", retry_after=5.0)
+_REVOKED = ApiError(
+    401,
+    "the api key was revoked while this was answered: ask for another one",
+    code="invalid_api_key",
+)
 _HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
@@ -78,14 +84,22 @@ class Guard:
         started = time.monotonic()
         response = _Response(scope, send)
         scope["app"] = self  # the routes raise their refusals to this middleware
+        until_revoked = asyncio.timeout(None)  # it ends when the key is revoked, if ever
         try:
-            self._access.check_source(Request(scope).headers)
-            await self._app(scope, receive, response.send)
+            headers = Request(scope).headers
+            self._access.check_source(headers)
+            keys = headers.getlist("authorization")
+            async with until_revoked:
+                with self._access.watching(keys, lambda: until_revoked.reschedule(0)):
+                    await self._app(scope, receive, response.send)
         except asyncio.CancelledError:
             # The server stops, and waits no longer for this answer. Whoever asked is told so; and
             # what is raised from here would be logged as a defect.
-            await self._end(scope, receive, response)
+            await self._end(_STOPPING, scope, receive, response)
         except Exception as error:
+            if until_revoked.expired():
+                await self._end(_REVOKED, scope, receive, response)
+                return
             if response.status:  # too late for an error response: close the connection
                 raise
             await self._refuse(error, scope, receive, response.send)
@@ -100,17 +114,15 @@ class Guard:
         response = Json(refusal.body(), refusal.status, headers=refusal.headers())
         await self._readable(response)(scope, receive, send)
 
-    async def _end(self, scope: Scope, receive: Receive, response: _Response) -> None:
-        """End a request whose answer is not complete, because the server stops: by an error
-        response; in a stream by an error as its last event. Of another response that has begun the
-        connection is closed."""
-        stopping = ApiError(
-            503, "this server stops: ask again", code="server_stopping", retry_after=5.0
-        )
+    async def _end(
+        self, why: ApiError, scope: Scope, receive: Receive, response: _Response
+    ) -> None:
+        """End a request whose answer is not complete: by an error response; in a stream by an error
+        as its last event. Of another response that has begun the connection is closed."""
         if not response.status:
-            await self._refuse(stopping, scope, receive, response.send)
+            await self._refuse(why, scope, receive, response.send)
         elif response.is_stream:
-            frames = event_frame(stopping.body()) + event_frame(DONE)
+            frames = event_frame(why.body()) + event_frame(DONE)
             await response.send({"type": "http.response.body", "body": frames})
         elif not response.is_complete:
             _abort(scope)

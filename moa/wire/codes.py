@@ -57,7 +57,7 @@ class CloseCode:
     BAD_DATA = 1003
     """A text frame."""
     POLICY = 1008
-    """Too slow a reader, or another rule broken."""
+    """Too slow a reader, a revoked token, or another rule broken."""
     TOO_BIG = 1009
     """A frame beyond `max_frame_bytes`."""
     INTERNAL = 1011

@@ -148,7 +148,7 @@ class Cloud:
             port=Port("127.0.0.1", 0),
             tokenizer=self._pair.target.tokenizer,
             settings=settings,
-            principals=auth.principal,
+            auth=auth,
         )
         async with (
             verifier.open(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from cloud_verifier.app import Verifier
+from cloud_verifier.cli import main
 from cloud_verifier.serving.asgi import AsgiVerifier
 from cloud_verifier.serving.auth import Authenticator
 from moa.process.listening import Port
@@ -101,6 +103,23 @@ async def test_text_is_the_targets_own_and_what_breaks_the_rules_or_floods_is_cl
         assert told
         assert told <= {"max_empty_frames_per_second", "max_refusals_per_second"}
         assert code == 1008
+
+
+async def test_a_connection_whose_token_is_revoked_is_closed(tmp_path: Path) -> None:
+    auth, token, other = kit.principals(tmp_path, "alice", "bob")
+    file = tmp_path / "tokens"
+    async with (
+        behind_uvicorn(auth) as url,
+        wire_client.client(url, token=token) as hers,
+        wire_client.client(url, token=other) as his,
+    ):
+        with pytest.raises(SystemExit):
+            main(["token", "revoke", str(file), "alice"])
+        _, code = await _until_closed(hers.connection)
+        assert (code, hers.connection.close_reason) == (1008, "the token was revoked")
+        session = await his.start(IDS, max_new_tokens=12, ignore_eos=True)
+        await his.stream(session)
+        assert session.log[len(IDS) :] == kit.generated(IDS, 12)
 
 
 async def test_the_engine_runs_as_long_as_the_server() -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import hmac
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -85,3 +88,74 @@ def test_a_token_file_is_read_again_when_it_has_changed(file: Path) -> None:
     file.write_text("# everybody was revoked\n")
     assert tokens.principal([f"Bearer {ALICE}"]) is None
     assert tokens.principal([]) is None, "and nobody is anonymous"
+
+
+@contextlib.contextmanager
+def watched(auth: Authenticator, *tokens: str) -> Iterator[list[str]]:
+    """Connections that were opened with these tokens; yields the tokens of those that were ended."""
+    ended: list[str] = []
+    with contextlib.ExitStack() as open_ones:
+        for token in tokens:
+            key = [f"Bearer {token}"]
+            open_ones.enter_context(auth.watching_key(key, partial(ended.append, token)))
+        yield ended
+
+
+def look_until_settled(auth: Authenticator) -> None:
+    """What happens within two seconds."""
+    auth.end_revoked()
+    auth.end_revoked()
+
+
+def test_only_what_was_opened_with_a_revoked_token_is_ended(file: Path) -> None:
+    second = new_token()
+    with file.open("a") as tokens:
+        tokens.write(token_line("alice", second) + "\n")
+    auth = Authenticator(file)
+    with watched(auth, ALICE, second, BOB, "unknown") as ended:
+        look_until_settled(auth)
+        assert ended == []
+        file.write_text(f"{token_line('alice', second)}\n{token_line('bob', BOB)}\n")
+        look_until_settled(auth)
+        assert ended == [ALICE], "another token of alice's is valid still"
+        look_until_settled(auth)
+        assert ended == [ALICE], "it is ended once"
+        file.write_text(f"{token_line('robert', BOB)}\n{token_line('alice', second)}\n")
+        look_until_settled(auth)
+        assert ended == [ALICE, BOB], "the token is of another principal now"
+        file.write_text("# everybody was revoked\n")
+        look_until_settled(auth)
+    assert ended == [ALICE, BOB, second]
+
+
+def test_a_token_file_that_is_being_written_ends_nothing(file: Path) -> None:
+    auth = Authenticator(file)
+    whole = file.read_text()
+    with watched(auth, ALICE) as ended:
+        file.write_text("")  # as an editor empties a file before it writes it
+        auth.end_revoked()
+        file.write_text(whole)
+        look_until_settled(auth)
+        file.write_text("a mistake\n")
+        look_until_settled(auth)
+        file.unlink()
+        look_until_settled(auth)
+        assert ended == []
+        file.write_text(token_line("bob", BOB) + "\n")
+        look_until_settled(auth)
+        assert ended == [ALICE], "it is told of all the same later"
+
+
+def test_a_token_that_was_revoked_during_the_handshake_ends_too(file: Path) -> None:
+    auth = Authenticator(file)
+    caller = auth.caller([f"Bearer {ALICE}"])
+    assert caller is not None
+    file.write_text(token_line("bob", BOB) + "\n")
+    look_until_settled(auth)
+    ended: list[str] = []
+    with auth.watching(caller, lambda: ended.append("alice")):
+        look_until_settled(auth)
+        assert ended == ["alice"]
+    with Authenticator().watching(caller, lambda: ended.append("nobody")):
+        Authenticator().end_revoked()
+    assert ended == ["alice"], "without a token file nothing can be revoked"

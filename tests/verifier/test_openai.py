@@ -58,7 +58,7 @@ async def running(
             port=Port("127.0.0.1", 0),
             tokenizer=tokenizer,
             settings=settings,
-            principals=auth.principal,
+            auth=auth,
         ) as address,
         openai.AsyncOpenAI(
             base_url=f"{address}/v1", api_key="any", max_retries=0, timeout=3 * PATIENCE
@@ -96,9 +96,7 @@ async def text_of(stream: Any) -> str:
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
-async def test_a_key_that_is_revoked_in_mid_answer_ends_no_answer_and_begins_none(
-    tmp_path: Path,
-) -> None:
+async def test_a_key_that_is_revoked_ends_its_answers_and_no_others(tmp_path: Path) -> None:
     auth, alice, bob = principals(tmp_path, "alice", "bob")
     file = tmp_path / "tokens"
     prompt = embedded().target.tokenizer.apply_chat_template(
@@ -106,17 +104,23 @@ async def test_a_key_that_is_revoked_in_mid_answer_ends_no_answer_and_begins_non
     )
     async with running(auth=auth) as (verifier, client):
         hers = client.with_options(api_key=alice)
+        his = client.with_options(api_key=bob)
         with held_forward(verifier, behind=len(prompt)) as (entered, release):
             stream = await said(hers, max_tokens=24, stream=True)
+            whole = asyncio.create_task(said(hers, max_tokens=24))
+            his_stream = await said(his, max_tokens=24, stream=True)
             assert await asyncio.to_thread(entered.wait, PATIENCE)
             with pytest.raises(SystemExit):
                 main(["token", "revoke", str(file), "alice"])
             with pytest.raises(openai.AuthenticationError, match="a valid api key is needed"):
                 await said(hers, max_tokens=4)
+            with pytest.raises(openai.APIError, match="revoked while this was answered") as told:
+                await text_of(stream)
+            assert told.value.code == "invalid_api_key"
+            with pytest.raises(openai.AuthenticationError, match="revoked while this was answered"):
+                await whole
             release.set()
-            assert await text_of(stream) == truth(24)
-        his = await said(client.with_options(api_key=bob), max_tokens=24)
-        assert his.choices[0].message.content == truth(24)
+            assert await text_of(his_stream) == truth(24)
         await until(lambda: not len(verifier.service.table))
 
 

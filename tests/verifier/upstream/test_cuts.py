@@ -12,6 +12,7 @@ import pytest
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.openai.endpoint import endpoint
+from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from edge_client import Done, EdgeClient, Retract, Token
@@ -36,7 +37,7 @@ async def engine() -> AsyncIterator[str]:
                 port=port,
                 tokenizer=served().target.tokenizer,
                 settings=ENDPOINT,
-                principals=lambda headers: "me",
+                auth=Authenticator(),
             ) as address,
         ):
             yield address
