@@ -11,8 +11,9 @@ from moa.logprobs import TokenLogprobs
 
 Status = Literal["verified", "provisional"]
 LinkState = Literal["none", "connecting", "online", "late", "offline", "refused"]
-"""none: offline on purpose. late: connected, but the answer is overdue. refused: the verifier
-refused the client."""
+"""none: offline on purpose. late: connected, but the answer is overdue. offline: not connected, or
+the verifier says that the engine behind it does not answer. refused: the verifier refused the
+client."""
 Reason = Literal["eos", "stop", "length", "context", "cancelled", "guard", "link"]
 """Why a turn ended. guard: too many offline tokens for good quality. link: lost, and the device
 could not continue."""

@@ -50,13 +50,16 @@ class Shared:
 
     def news(self, in_trouble: bool) -> list[str]:
         """The notices in the verifier's welcome, once. That an upstream is away is told only where
-        an answer waits for it (`in_trouble`): one that refuses says why itself."""
-        if self.welcome is None:
+        an answer waits for it (`in_trouble`), because one that refuses says why itself; and only by
+        a verifier that sends no `Behind`, which the state of the link tells."""
+        welcome = self.welcome
+        if welcome is None:
             return []
-        news = [
-            notice
-            for notice in self.welcome.notices
-            if notice not in self._told and (in_trouble or not notice.startswith(UPSTREAM_AWAY))
-        ]
+        news = []
+        for notice in welcome.notices:
+            tells_away = notice.startswith(UPSTREAM_AWAY)
+            is_known = tells_away and ("behind" in welcome.features or not in_trouble)
+            if not is_known and notice not in self._told:
+                news.append(notice)
         self._told += news
         return news

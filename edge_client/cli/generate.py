@@ -116,6 +116,8 @@ def not_verified(answer: JsonAnswer, settings: ClientSettings) -> str:
     if not settings.verifier:
         return f"{line}: no verifier was named (--verifier ws://HOST:PORT, or local to start one)"
     verifier = settings.who_verifies if settings.verifier == "local" else settings.verifier
+    if answer.link == "offline" and answer.why_down and verifier not in answer.why_down:
+        return f"{line}: {answer.why_down}"  # the connection to the verifier is not the reason
     if answer.link == "offline" and answer.was_online:
         return f"{line}: the connection to {verifier} was lost"
     if answer.link == "offline":
@@ -219,6 +221,8 @@ class JsonAnswer(AnswerSoFar):
         """Whether the process was told to end."""
         self.refused = ""
         """Why the verifier refuses, if it does."""
+        self.why_down = ""
+        """Why the link is in the state that it is in at the end, where that was told."""
         self.link: LinkState | None = None
         """The state of the link at the end; None where nothing was said of it."""
         self.was_online = False
@@ -243,6 +247,7 @@ class JsonAnswer(AnswerSoFar):
         super().take(event)
         if isinstance(event, Link):
             self.link = event.state
+            self.why_down = event.detail
             self.was_online = self.was_online or event.state == "online"
             self.refused = event.detail if event.state == "refused" else ""
         in_other_fields = isinstance(event, Prompt | Token | Done)

@@ -266,7 +266,9 @@ class TurnMachine:
             return
         if moment.reached(self._may_send_at(moment.now)):
             self._request(self.ahead.begin(), moment.now)
-            self._say("online")
+            # Where the engine behind is said to be away, the answer itself shows whether it still is.
+            if not self.reach.away:
+                self._say("online")
 
     def _take_outbox(self) -> tuple[ClientMessage, ...]:
         """Returns the messages that are to be sent, which then are no longer in the outbox."""
@@ -303,6 +305,10 @@ class TurnMachine:
     def unsent_closes(self) -> list[bytes]:
         """Sessions to close after the turn was cancelled."""
         return [message.session for message in self._outbox if isinstance(message, Close)]
+
+    def engine_is_away(self, why: str) -> None:
+        """Learn why the engine behind the verifier does not answer; empty: it does."""
+        self.reach.away = safe_line(why)
 
     def continue_settling(self, now: float) -> None:
         """Wait once more for the verifier to check text of the finished answer that the device

@@ -29,6 +29,9 @@ class Reachability:
     retry: Retry = field(default_factory=lambda: Retry(0.1, 1.0))
     """The pauses between attempts."""
     link: Literal["down", "up", "refused"] = "down"
+    away: str = ""
+    """Why the engine behind the verifier does not answer, as the verifier says; empty if it does, or
+    if there is none."""
     given_up: str = ""
     """Why the verifier is not asked again in this turn."""
     setbacks: int = 0
@@ -85,7 +88,8 @@ class Reachability:
         if self.given_up:
             return "refused", self.given_up
         if self.link == "up":
-            return "late", ""  # connected, but the answer is overdue
+            # The verifier is connected; what writes the text may not be.
+            return ("offline", self.away) if self.away else ("late", "")
         if self.link == "refused":
             return "refused", self._why_down
         if self._why_down:

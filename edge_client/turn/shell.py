@@ -155,6 +155,7 @@ class TurnShell:
         link = self.link
         if link is None:
             return
+        machine.engine_is_away(link.behind.away)
         for arrived, message in box.take():
             machine.receive(message, arrived)
         seen = Seen(link.state, link.connections, link.dialling.failures)

@@ -167,6 +167,14 @@ def test_an_answer_without_its_verifier_is_no_error_unless_it_has_to_be_verified
             ["online", "offline"],
             "not all of this was verified by the target: the connection to ws://x:1 was lost",
         ),
+        (
+            ["online", Link(state="offline", detail="the upstream is not reached")],
+            "not all of this was verified by the target: the upstream is not reached",
+        ),
+        (
+            [Link(state="offline", detail="cannot reach ws://x:1: nothing listens there")],
+            "nothing of this was verified by the target: ws://x:1 could not be reached",
+        ),
     ],
 )
 def test_why_an_answer_is_not_verified_is_said_by_the_state_of_the_link(
@@ -178,7 +186,7 @@ def test_why_an_answer_is_not_verified_is_said_by_the_state_of_the_link(
         answer.take(Token(position=1, id=2, text="a", status="verified"))
     answer.take(Token(position=len(answer.ids) + 1, id=3, text="b", status="provisional"))
     for state in states:
-        answer.take(Link(state=state))
+        answer.take(state if isinstance(state, Link) else Link(state=state))
     assert not_verified(answer, ClientSettings(verifier="ws://x:1")) == why
 
 

@@ -142,6 +142,29 @@ def test_the_device_writes_after_its_patience_on_a_silent_link() -> None:
     ends_exact(world)
 
 
+def test_a_verifier_whose_engine_is_away_is_not_called_online() -> None:
+    world = World()
+    world.machine.engine_is_away("the upstream is not reached")
+    world.trouble("mute")
+    world.run(seconds=1.3)
+    assert world.reader.states == ["offline"]
+    assert world.answer, "the device writes as where nothing answers"
+    world.machine.engine_is_away("")
+    world.trouble("")
+    world.cut()
+    ends_exact(world)
+    assert world.reader.states[-1] == "online", "tokens of the engine's own have come"
+
+
+def test_an_engine_that_goes_away_in_mid_answer_is_no_late_answer() -> None:
+    world = World()
+    world.run(seconds=0.2)
+    world.trouble("mute")
+    world.machine.engine_is_away("the upstream is not reached")
+    world.run(seconds=1.3)
+    assert world.reader.states == ["online", "offline"]
+
+
 @pytest.mark.parametrize("offline_after", [0.0, 0.3, 2.0])
 def test_patience_is_a_setting(offline_after: float) -> None:
     world = World(up_after=None, patience=Patience(offline_after=offline_after, settle=1.0))

@@ -159,6 +159,27 @@ async def test_a_device_is_served_although_its_verifier_is_not_ready() -> None:
         assert "overloaded" in device.link.behind.away
 
 
+async def test_a_stream_does_not_call_a_link_online_whose_upstream_is_away() -> None:
+    asked = QUESTION | {"stream": True, "max_tokens": 4, "moa": {"mode": "provisional"}}
+    async with (
+        running(BUSY, BUSY) as upstream,
+        behind(upstream) as verifier,
+        EdgeClient(verifier=verifier.transport.url) as device,
+        served(device) as http,
+    ):
+        await device.wait_online(60)
+        whole_answer = await http.post("/v1/chat/completions", json=asked)
+        assert whole_answer.headers["x-moa-link"] == "offline"
+        told = []
+        for line in whole_answer.text.splitlines():
+            if line.startswith("data: {"):
+                told.append(json.loads(line.removeprefix("data: ")).get("moa", {}))
+        links = [news for news in told if "link" in news]
+        assert [news["link"] for news in links] == ["offline"]
+        assert "overloaded" in links[0]["detail"]
+        assert not [news for news in told if "overloaded" in news.get("notice", "")], "said once"
+
+
 async def test_what_each_upstream_was_asked_is_counted() -> None:
     """The first fails and the second answers. It refuses a field, and is asked without."""
     no_field = whole({"error": {"message": "unknown field stream_options"}}, "400 Bad Request")
