@@ -207,6 +207,12 @@ def _serve_target(
     from cloud_verifier.model import load
 
     logs.take_over_libraries()
+    if not settings.target:
+        log.info(
+            "the target is the embedded toy model, which knows sixteen exercises: --target MODEL"
+            " serves yours",
+            extra={"event": "toy"},
+        )
     served = load(settings)
     verifier = Verifier(served, settings, auth)
     beside: contextlib.AbstractAsyncContextManager[str] = contextlib.nullcontext("")

@@ -92,6 +92,8 @@ def test_the_embedded_pair_answers_and_all_of_it_ends(end: signal.Signals, tmp_p
         assert "42" in said
         process.send_signal(end)
         assert process.wait(timeout=120) == (-end if end == signal.SIGKILL else 0)
+        assert process.stderr is not None
+        assert process.stderr.read().count("this is the embedded toy model") == 1
     until_gone(found["page"], found["verifier"])
 
 

@@ -32,7 +32,7 @@ from edge_client.screen.ctrl_c import CtrlC, Interrupted
 from edge_client.screen.pipe import refused
 from edge_client.screen.reader import Reader, make_reader
 from edge_client.screen.views import draws_markdown, make_console, make_view
-from edge_client.screen.words import named, not_verified, tokens
+from edge_client.screen.words import named, not_verified, tokens, toy
 from moa.errors import MoaError, UsageError
 from moa.grammar.spec import Grammar
 from moa.safe_text import safe_line, safe_text
@@ -44,10 +44,6 @@ _LOOK_SECONDS = 1.0
 _QUOTED = 40
 """Characters of the verified text that a continuation quotes."""
 _HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends"
-_TOY = (
-    "the device's model is the embedded toy, which knows sixteen exercises: offline, useful answers"
-    " need --bundle (docs/upstream.md says how to make one)"
-)
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -117,13 +113,13 @@ async def _welcome(client: EdgeClient, console: Console) -> str:
     if client.link is None:
         alone = f"no verifier: {drafter} answers alone on this device, and nothing is verified"
         console.print(safe_text(alone), style="yellow")
+        _tell_of_the_toy(client, console)
         return ""
     endpoint = client.link.endpoint
     # The bundle does not know whose model answers behind an upstream's address.
     model = "" if endpoint.upstream else f"{named(manifest.target.source)} at "
     console.print(safe_text(f"{model}{endpoint.name}, with {drafter} on this device"), style="dim")
-    if endpoint.upstream and not client.settings.bundle:
-        console.print(_TOY, style="yellow")
+    _tell_of_the_toy(client, console)
     try:
         await client.wait_online(_LOOK_SECONDS)
         trouble = client.link.behind.away
@@ -137,6 +133,13 @@ async def _welcome(client: EdgeClient, console: Console) -> str:
         style="yellow",
     )
     return trouble
+
+
+def _tell_of_the_toy(client: EdgeClient, console: Console) -> None:
+    """Print that the model is the embedded toy, if it is."""
+    remark = toy(client.settings.bundle, client.settings.upstream)
+    if remark:
+        console.print(remark, style="yellow")
 
 
 class ChatLoop:

@@ -25,6 +25,7 @@ from edge_client.events import (
 )
 from edge_client.screen.pipe import PipeView, View, how_much_verified, refused
 from edge_client.screen.views import make_view
+from edge_client.screen.words import toy
 from edge_client.settings import ClientSettings
 from moa.cli.command_line import add_flags
 from moa.errors import MoaError, UsageError
@@ -77,12 +78,17 @@ def run(arguments: argparse.Namespace) -> int:
         "raw": arguments.raw,
         "grammar": schema,
     }
+    remarks = not (arguments.json or arguments.jsonl or arguments.quiet)
+    # Scripts know their model. Behind an upstream the embedded one writes only offline.
+    if remarks and not settings.upstream and sys.stderr.isatty():
+        remark = toy(settings.bundle)
+        if remark:
+            options.say(remark)
     answer = asyncio.run(
         _answer(settings, arguments.json_schema, asked, _view(arguments, settings))
     )
     if arguments.json:
         options.print_json(answer.report() | {"seed": settings.seed})
-    remarks = not (arguments.json or arguments.jsonl or arguments.quiet)
     if remarks or arguments.jsonl:
         options.tell_seed(settings, seed)
     if answer.stopped:

@@ -14,6 +14,7 @@ from types import ModuleType
 
 from edge_client.cli import options
 from edge_client.client import EdgeClient
+from edge_client.screen.words import toy
 from edge_client.serve.settings import ServeSettings
 from edge_client.settings import ClientSettings
 from moa.cli.command_line import add_flags, given_fields
@@ -93,6 +94,8 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: Modul
                     file=sys.stderr,
                     flush=True,
                 )
+                if remark := toy(settings.bundle, settings.upstream):
+                    _tell(remark)
                 look = asyncio.create_task(tell_of_the_verifier(client))
                 await stop.wait()
                 look.cancel()

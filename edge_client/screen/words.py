@@ -2,6 +2,23 @@
 
 from __future__ import annotations
 
+_TOY = (
+    "this is the embedded toy model, which knows sixteen exercises: `moa-edge up TARGET"
+    " --device-model MODEL` runs your own models (docs/real-models.md)"
+)
+_TOY_BESIDE_AN_UPSTREAM = (
+    "the device's model is the embedded toy, which knows sixteen exercises: offline, useful answers"
+    " need --bundle (docs/upstream.md says how to make one)"
+)
+
+
+def toy(bundle: str, upstream: str = "") -> str:
+    """What to say once where the device has the embedded model, with the embedded target behind it
+    or an upstream; empty where it has a bundle of its own."""
+    if bundle:
+        return ""
+    return _TOY_BESIDE_AN_UPSTREAM if upstream else _TOY
+
 
 def tokens(count: int) -> str:
     """The number of tokens, in words."""

@@ -26,7 +26,7 @@ from edge_client.events import (
     Token,
 )
 from edge_client.link.websocket import VerifierLink
-from edge_client.screen.words import named
+from edge_client.screen.words import named, toy
 from edge_client.settings import TurnChanges
 from edge_client.text.codec import TextCodec
 from moa.api.answer import (
@@ -216,9 +216,12 @@ class EdgeAnswerer:
         page."""
         link = self._client.link
         welcome = self._client.shared.welcome
+        settings = self._client.settings
+        remark = toy(settings.bundle, settings.upstream)
         about = {
-            # The embedded model: the page says what it can do
-            "demo": not self._client.settings.bundle,
+            # The embedded models on both ends: the page says what they can do
+            "demo": not settings.bundle and not settings.upstream,
+            "toy": [remark] if remark else [],
             # A verifier may have less than the model
             "context": self._client.shared.max_context if link is None or welcome else None,
             "max_tokens": self._client.shared.longest_answer(self._client.settings.max_new_tokens),

@@ -6,6 +6,10 @@ import { script } from "./script.js";
 
 const config = await (await fetch("config.json")).json();
 const waiting = new Map(); // call's id -> what takes its messages
+// What is said of the embedded model.
+const TOY =
+  "This is a small model for demonstration. It adds and subtracts, compares, sorts, counts " +
+  "weekdays and tells short stories.";
 let calls = 0;
 let loaded = false;
 let cut = false;
@@ -126,18 +130,20 @@ export function model() {
 
 export async function status(key = "") {
   if (loaded && key !== token) tell("token", { token: (token = key) });
-  const about = { demo: config.demo, context: config.context, max_tokens: config.max_tokens };
+  const { demo: isDemo, context, max_tokens } = config;
+  const about = { demo: isDemo, toy: isDemo ? [TOY] : [], context, max_tokens };
   if (failed) return { link: "broken", detail: failed, ...about };
   if (!loaded) return { link: "connecting", detail: "loading the drafter", ...about };
   const { about: of = {}, address, ...figures } = await result("status");
   const model = of.model ?? config.model; // whose text it is, the endpoint knows
-  const demo = config.demo && model === config.model;
+  const demo = isDemo && model === config.model;
   if (!address) return { ...figures, ...about };
   return {
     ...figures,
     ...about,
     model,
     demo,
+    toy: demo ? about.toy : [],
     context: of.context ?? config.context,
     cut,
     verifier: new URL(address).host,

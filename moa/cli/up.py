@@ -254,7 +254,9 @@ def _show_plan(plan: dict[str, Any] | None, options: argparse.Namespace) -> None
         print(json.dumps(plan or {"bundle": "", "made": True}, indent=2))
         return
     if plan is None:
-        print("the embedded pair: nothing is made; the verifier takes 0.4 GB, the endpoint 0.2 GB")
+        print(
+            "the embedded pair of toy models: nothing is made; the verifier takes 0.4 GB, the endpoint 0.2 GB"
+        )
         return
     for line in plan["lines"]:
         print(line)

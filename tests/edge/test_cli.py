@@ -21,8 +21,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from edge_client.cli import main, options
+from edge_client.cli.chat import _welcome
 from edge_client.cli.generate import JsonAnswer, not_verified
 from edge_client.cli.serve import tell_of_the_verifier
 from edge_client.client import EdgeClient
@@ -123,6 +125,34 @@ def test_text_goes_to_a_pipe_and_remarks_do_not() -> None:
     quiet = offline("--quiet", "hello", "--temperature", "1")
     assert (quiet.returncode, quiet.stderr) == (0, b"")
     assert quiet.stdout
+
+
+_AT_A_TERMINAL = f"import sys; sys.stderr.isatty = lambda: True; {FRESH}"
+
+
+def test_a_reader_is_told_once_that_the_model_is_the_embedded_toy() -> None:
+    words = ("generate", "--offline", "--max-new-tokens", "5", "What is 17 + 25?")
+    told = run(*words, program=_AT_A_TERMINAL)
+    assert told.returncode == 0
+    assert told.stderr.count(b"this is the embedded toy model") == 1
+    assert b"moa-edge up TARGET --device-model MODEL" in told.stderr
+    assert b"toy" not in told.stdout
+    for silent in (
+        run(*words, "--quiet", program=_AT_A_TERMINAL),
+        run(*words, "--bundle", str(kit.pair() / "bundle"), program=_AT_A_TERMINAL),
+        run(*words),  # a script
+    ):
+        assert silent.returncode == 0
+        assert b"toy" not in silent.stderr
+
+
+@pytest.mark.parametrize("bundle", ["", "mine"])
+async def test_a_chat_says_once_that_its_model_is_the_embedded_toy(bundle: str) -> None:
+    screen = io.StringIO()
+    async with EdgeClient(offline=True) as device:
+        device.settings = replace(device.settings, bundle=bundle)
+        await _welcome(device, Console(file=screen, width=200))
+    assert screen.getvalue().count("this is the embedded toy model") == (0 if bundle else 1)
 
 
 def test_an_answer_without_its_verifier_is_no_error_unless_it_has_to_be_verified() -> None:

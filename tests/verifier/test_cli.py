@@ -153,6 +153,28 @@ class Stop:
     assert second == "imports cloud_verifier.app"
 
 
+def test_whoever_starts_it_is_told_that_the_embedded_target_is_a_toy(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    code = """
+import sys
+from cloud_verifier import cli, model
+model.load = lambda settings: sys.exit(0)
+cli.check_installed = list
+cli._check_hub = print
+cli.main()
+"""
+    for target, times in (([], 1), (["--target", str(tmp_path / "model")], 0)):
+        done = subprocess.run(
+            [sys.executable, "-c", code, "serve", "--port", "0", *target],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("the embedded toy model") == times
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

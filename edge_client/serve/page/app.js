@@ -57,10 +57,7 @@ const DEFAULTS = {
 // What the embedded model can do.
 const DEMO = {
   name: "demo model",
-  words:
-    "This is a small model for demonstration. It adds and subtracts, compares, sorts, counts " +
-    "weekdays and tells short stories. " +
-    "Verified means: it is the target model's own text, which may still be wrong.",
+  words: "Verified means: it is the target model's own text, which may still be wrong.",
   examples: [
     "What can you do?",
     "What is 17 + 25?",
@@ -76,6 +73,7 @@ let conversations; // all of them
 let current; // the one on the screen
 let model = ""; // whose text the endpoint gives
 let demo = false; // whether that is the embedded model
+let toy = []; // what is said of it
 let context = 0; // tokens that it holds
 let broken = ""; // why this page cannot answer
 const settings = {
@@ -122,8 +120,8 @@ function empty() {
   if (broken) return { words: [`This page cannot answer: ${broken}.`], examples: [] };
   if (!model) return { words: ["Waiting for the endpoint."], examples: [] };
   const how = "The device drafts, the verifier checks; when the link is lost, the answer goes on.";
-  if (!demo) return { words: [`Ask ${model} something. ${said(how)}`], examples: [] };
-  return { words: [`Ask something. ${how}`, DEMO.words], examples: DEMO.examples };
+  if (!demo) return { words: [`Ask ${model} something. ${said(how)}`, ...toy], examples: [] };
+  return { words: [`Ask something. ${how}`, DEMO.words, ...toy], examples: DEMO.examples };
 }
 
 // ---- conversations
@@ -1021,6 +1019,7 @@ async function showStatus(status) {
 // Whose text it is going to be.
 async function nameModel(status) {
   const named = status.model || model || (await modelName(settings.key));
+  toy = status.toy ?? [];
   if (named !== model || status.demo !== demo) {
     model = named;
     demo = status.demo;

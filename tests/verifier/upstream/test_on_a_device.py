@@ -149,10 +149,14 @@ async def test_the_chat_says_that_the_device_has_the_toy() -> None:
         console = Console(file=io.StringIO(), width=200)
         await _welcome(device, console)
         assert "the embedded toy" in console.file.getvalue()  # type: ignore[attr-defined]
+        about = EdgeAnswerer(device, "big").status()
+        assert not about["demo"], "the page shows the upstream's name"
+        assert "the embedded toy" in about["toy"][0]
         device.settings = dataclasses.replace(device.settings, bundle="mine")
         console = Console(file=io.StringIO(), width=200)
         await _welcome(device, console)
         assert "the embedded toy" not in console.file.getvalue()  # type: ignore[attr-defined]
+        assert not EdgeAnswerer(device, "big").status()["toy"]
 
 
 async def test_bench_measures_the_upstream(capsys: pytest.CaptureFixture[str]) -> None:
