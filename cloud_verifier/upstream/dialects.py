@@ -90,6 +90,10 @@ class LlamaServer(Dialect):
         stopped. Before them events may say how far the prompt is read."""
         endings: dict[Any, Ending] = {"eos": "eos", "limit": "length"}
         async for event in events(lines):
+            if event.get("prompt_progress") is not None:
+                # It has a token, too, which is none: 0.
+                yield Piece(reading=_reading(event["prompt_progress"]))
+                continue
             ids = token_ids(event.get("tokens"))
             places = tuple(map(self._place, listed(event.get("completion_probabilities"))))
             if event.get("stop"):
@@ -101,7 +105,7 @@ class LlamaServer(Dialect):
                     usage=usage_of(event, "tokens_evaluated", "tokens_predicted"),
                 )
                 return
-            yield Piece(ids=ids, candidates=places, reading=_reading(event.get("prompt_progress")))
+            yield Piece(ids=ids, candidates=places)
 
     def _place(self, entry: Any) -> Candidates:
         """Returns the candidates for one token of the answer, from its entry in

@@ -55,10 +55,10 @@ async def test_llama_server() -> None:
 
 
 async def test_llama_server_tells_how_far_it_has_read() -> None:
-    """With `return_progress`; what is no progress is none of the answer either."""
-    began = {"content": "", "tokens": [], "stop": False}
+    """As llama.cpp's server wrote it, with `return_progress`: the token in it is none."""
+    began = {"index": 0, "content": "", "tokens": [0], "stop": False, "tokens_predicted": 0}
     told = {"total": 2060, "cache": 0, "processed": 512, "time_ms": 4000}
-    nonsense: list[Any] = [None, 7, {"total": 9, "processed": "4"}, {"total": 4, "processed": 9}]
+    nonsense: list[Any] = [7, {}, {"total": 9, "processed": "4"}, {"total": 4, "processed": 9}]
     found = await pieces(
         "llama-server", *[began | {"prompt_progress": one} for one in (told, *nonsense)]
     )
