@@ -120,7 +120,7 @@ def test_a_plan_for_8_billion_weights_reads_none_of_them(tmp_path: Path) -> None
         tmp_path / "target",
         ends | {f"model.layers.{i}.mlp.up_proj.weight": (14_336, 14_336) for i in range(32)},
     )
-    settings = AttentionConfig.for_target(read_facts(tmp_path / "target")[0])
+    settings = AttentionConfig.for_target(read_facts(tmp_path / "target", identify=False)[0])
     (tmp_path / "drafter").mkdir()
     settings.write(tmp_path / "drafter")
     _hole(tmp_path / "drafter", {"self_attention.mlp.up_proj.weight": (4096, 50_000)})
