@@ -50,6 +50,8 @@ from moa.wire.messages import Stream, StreamTokens
 
 _LOOK_SECONDS = 0.05
 """So often a job that waits for the upstream looks whether it was cancelled, and for guesses."""
+_LEAST_RETRY_SECONDS = 0.25
+"""A device whose request was refused for now is asked to wait for so long at least."""
 _USAGE_SECONDS = 0.05
 """For so long an answer that is as long as it may be waits for the upstream's own count of it."""
 _USUAL_FIRST_SECONDS = 1.0
@@ -192,7 +194,8 @@ class UpstreamEngine:
         if not isinstance(job.request, Stream):
             raise Refusal(Code.UNSUPPORTED, "an upstream runs streams only")
         if len(self._tasks) >= self._most_running:
-            raise Refusal(Code.BUSY, "too many answers at once", retry_after_ms=250)
+            wait = _milliseconds(_LEAST_RETRY_SECONDS)
+            raise Refusal(Code.BUSY, "too many answers at once", retry_after_ms=wait)
         self._tasks[job] = asyncio.create_task(self._run(job))
 
     def prefill(self, lease: Lease, ids: Sequence[int], goal: int) -> None:
@@ -565,8 +568,12 @@ class UpstreamEngine:
             return Dropped(job, Refusal(Code.LIMIT, error.line(), limit="max_context_tokens"))
         if not error.later:
             return Dropped(job, Refusal(Code.UNSUPPORTED, error.line()))
-        wait = int(1000 * max(0.25, error.retry_after))
+        wait = _milliseconds(max(_LEAST_RETRY_SECONDS, error.retry_after))
         return Dropped(job, Refusal(Code.BUSY, error.line(), retry_after_ms=wait))
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(1000 * seconds)
 
 
 async def _end(pieces: AsyncGenerator[Piece, None], coming: asyncio.Future[Any] | None) -> None:

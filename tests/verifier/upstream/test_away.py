@@ -38,6 +38,7 @@ from tests.verifier.upstream.scripted import (
 
 SAID = " The upstream says this about a dog and its garden."
 QUESTION = "Tell me a story about a dog and a garden."
+pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
 class Dying:
@@ -87,6 +88,13 @@ async def chat_behind(upstream: Upstream, reader: Waits) -> Dialogue:
     return dialogue
 
 
+async def waits(reader: Waits) -> None:
+    """Until the check waits for the upstream."""
+    async with asyncio.timeout(60):
+        while "checked when the verifier is back" not in reader.shown[-1]:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_chat_corrects_its_answer_when_the_upstream_is_back() -> None:
     dying = Dying()
     screen = io.StringIO()
@@ -99,10 +107,8 @@ async def test_a_chat_corrects_its_answer_when_the_upstream_is_back() -> None:
                 await asyncio.sleep(0.01)
 
     async def returns(reader: Waits) -> None:
-        assert "checked when the verifier is back" in reader.shown[-1]
         dying.back = True
 
-    waits = sees("checked when the verifier is back")
     async with running(dying) as upstream:
         reader = Waits(screen, QUESTION, waits, fails_again, waits, returns, sees("· verified"))
         dialogue = await chat_behind(upstream, reader)
@@ -123,12 +129,6 @@ async def test_all_answers_of_an_outage_wait_for_the_upstream() -> None:
             while dying.failed == failed_before:
                 await asyncio.sleep(0.01)
 
-    async def waits(reader: Waits) -> None:
-        """Else the next question waits for the check, which waits for the upstream."""
-        async with asyncio.timeout(60):
-            while "checked when the verifier is back" not in reader.shown[-1]:
-                await asyncio.sleep(0.01)
-
     async def returns(reader: Waits) -> None:
         dying.back = True
 
@@ -138,6 +138,7 @@ async def test_all_answers_of_an_outage_wait_for_the_upstream() -> None:
                 await asyncio.sleep(0.01)
 
     async with running(dying) as upstream:
+        # Else the next question waits for the check, which waits for the upstream.
         questions = (QUESTION, fails_on, waits, "And another?", fails_on)
         reader = Waits(screen, *questions, returns, both_are_verified)
         dialogue = await chat_behind(upstream, reader)

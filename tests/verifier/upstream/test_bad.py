@@ -68,6 +68,9 @@ MAY_VERIFY = {
     "no end mark",
 }
 """Those that say something first: it is the model's."""
+MOST = 12
+"""Tokens of an answer: two times `SAID`. The device writes each after a pause, while an upstream is
+only late."""
 
 
 @contextlib.asynccontextmanager
@@ -86,8 +89,8 @@ async def answer(address: str, **settings: Any) -> tuple[str, str, Done]:
         offline_after=0.05,
         settle_seconds=0.2,
         reconnect_seconds=0.2,
-        max_new_tokens=40,
-        max_offline_tokens=40,
+        max_new_tokens=MOST,
+        max_offline_tokens=MOST,
         **settings,
     ) as client:
         await client.wait_online(60)

@@ -23,6 +23,7 @@ from tests.verifier.upstream.scripted import Tasks, closed
 ENDPOINT = dataclasses.replace(SETTINGS, openai="0")
 PROMPTS = ["What is 17 plus 25?", "Tell me a short story with Ada, a fox and a garden."]
 SAMPLED = {"temperature": 0.8, "seed": 7}
+pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
 @contextlib.asynccontextmanager

@@ -28,6 +28,7 @@ _ALONE = 10
 was asked for before them, and the rest must be worth a request."""
 HOW = pytest.mark.parametrize("how", [{}, SAMPLED], ids=["greedy", "sampled"])
 API = pytest.mark.parametrize("api", APIS)
+pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
 class Side(NamedTuple):
