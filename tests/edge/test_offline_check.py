@@ -7,7 +7,9 @@ import asyncio
 import contextlib
 import io
 import re
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +21,6 @@ from rich.text import Text
 from cloud_verifier.app import Verifier
 from cloud_verifier.emulated import slowed_down
 from cloud_verifier.forward_time import ForwardTime
-from cloud_verifier.model import load
-from cloud_verifier.settings import Settings
 from edge_client.cli.chat import ChatLoop
 from edge_client.cli.dialogue import Dialogue
 from edge_client.cli.offline_check import OfflineCheck
@@ -30,6 +30,9 @@ from edge_client.events import AnswerSoFar, Confirm, Done, Event, Prompt, Retrac
 from edge_client.settings import ClientSettings
 from moa.errors import UsageError
 from moa.process.listening import Port
+from moa.target.contract import Step
+from moa.target.rows import Row
+from tests.edge.serve import pair
 from tests.edge.test_chat import CTRL_C, Lines
 from tests.edge.test_screen import done, token
 
@@ -52,28 +55,51 @@ class Waits(Lines):
 
 
 async def seen(words: str, reader: Waits) -> None:
-    """Wait until the user sees these words."""
+    """Wait until the user sees these words, or has seen them since: on a busy machine a status may
+    be followed by others before this looks again."""
+    first = max(0, len(reader.shown) - 3)
     async with asyncio.timeout(60):
-        while words not in reader.screen.getvalue() and words not in "\n".join(reader.shown[-3:]):
+        while words not in "\n".join((reader.screen.getvalue(), *reader.shown[first:])):
             await asyncio.sleep(0.01)
 
 
+SETTLE = 0.02
+"""Seconds for which a turn waits for the check of its text."""
+SLOW = 4 * SETTLE
+"""Seconds of a forward: as if a real model ran on a CPU, whose forward takes longer than a turn
+waits."""
+SETTINGS = replace(pair.SETTINGS, slots=4, kv_tokens=4096)
+
+
 @contextlib.asynccontextmanager
-async def slow_verifier(port: Port, forward: float) -> AsyncIterator[None]:
-    settings = Settings(port=0, slots=4, kv_tokens=4096, device="cpu")
-    served = load(settings)
-    slowed_down(served.target, ForwardTime(forward))
+async def slow_verifier(
+    port: Port, forward: float, goes_on: threading.Event | None = None
+) -> AsyncIterator[None]:
+    """A verifier whose forwards take so long. Once it listens they are held until they may go on."""
+    served = pair.served(SETTINGS)
+    target = slowed_down(served.target, ForwardTime(forward))
+    real = target.forward
+
+    def held(rows: Sequence[Row]) -> Step:
+        assert goes_on is not None
+        goes_on.wait(60)
+        return real(rows)
+
     with port as taken:
-        verifier = Verifier(served, settings)
+        verifier = Verifier(served, SETTINGS)
         async with verifier.open(taken):
+            if goes_on is not None:
+                target.forward = held  # type: ignore[method-assign]
             yield
 
 
-async def chat(*lines: Any, forward: float = 0.4) -> tuple[Dialogue, str, list[str]]:
+async def chat(
+    *lines: Any, forward: float = SLOW, goes_on: threading.Event | None = None
+) -> tuple[Dialogue, str, list[str]]:
     """A chat that begins without its verifier; `up` among the lines starts it."""
     port = Port("127.0.0.1", 0)  # it refuses connections until a verifier listens
     settings = ClientSettings(
-        verifier=f"ws://127.0.0.1:{port.number}", settle_seconds=0.1, reconnect_seconds=0.1
+        verifier=f"ws://127.0.0.1:{port.number}", settle_seconds=SETTLE, reconnect_seconds=0.1
     )
     screen = io.StringIO()
     console = Console(file=screen, width=200, markup=False, highlight=False)
@@ -82,7 +108,7 @@ async def chat(*lines: Any, forward: float = 0.4) -> tuple[Dialogue, str, list[s
         stack.callback(port.socket.close)
 
         async def up(_: Waits) -> None:
-            await stack.enter_async_context(slow_verifier(port, forward))
+            await stack.enter_async_context(slow_verifier(port, forward, goes_on))
 
         reader = Waits(screen, *(up if line == "up" else line for line in lines))
         async with EdgeClient(settings) as client, client.conversation() as conversation:
@@ -181,7 +207,7 @@ async def test_what_was_written_is_checked_by_a_verifier_that_is_slower_than_a_t
 ):
     port = Port("127.0.0.1", 0)
     settings = ClientSettings(verifier=f"ws://127.0.0.1:{port.number}", settle_seconds=0.01)
-    async with slow_verifier(port, 0.4), EdgeClient(settings) as client:
+    async with slow_verifier(port, SLOW), EdgeClient(settings) as client:
         await client.wait_online(60)
         async with client.conversation() as conversation:
             turn = conversation.generate(
@@ -234,7 +260,12 @@ async def test_a_question_that_replaces_another_waits_for_the_check_of_the_answe
 
 async def test_a_check_without_news_is_counted_below_what_is_typed() -> None:
     """Each second, by the check itself: nothing else happens meanwhile."""
-    _, _, shown = await chat(QUESTION, "up", sees("waiting for 1 s"), forward=3.0)
+    goes_on = threading.Event()
+
+    async def end(_: Waits) -> None:
+        goes_on.set()
+
+    _, _, shown = await chat(QUESTION, "up", sees("waiting for 1 s"), end, goes_on=goes_on)
     assert any(line.startswith("checking the last answer") for line in shown)
 
 
