@@ -185,6 +185,8 @@ def test_a_sibling_is_compared_with_its_target_where_prompts_are_given(
     assert calibration is not None
     assert (calibration.prompts, calibration.source) == (2, "prompts.txt")
     assert calibration.offline.lengths
+    if gguf:
+        return  # what it does without prompts does not depend on the files
     assert main([*command, "--force"]) == 0
     assert "--calibration FILE measures it" in capsys.readouterr().err
     assert Bundle.open(tmp_path / "out" / "bundle").manifest.calibration is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,10 +31,10 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
     return path[::-1]
 
 
-def reference(family: str) -> PreTrainedModel:
+def reference(family: str, **overrides: Any) -> PreTrainedModel:
     """The same weights under the library's plainest attention, the only one that applies Gemma 2's
     soft cap."""
-    model = tiny(family)
+    model = tiny(family, **overrides)
     model.set_attn_implementation("eager")
     return model
 
