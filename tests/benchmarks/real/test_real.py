@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.real import acceptance, cuts, exact, faults, forwards, links, mixture
+from benchmarks.real import acceptance, cuts, exact, faults, forwards, links, mixture, serving
 from benchmarks.real.__main__ import main
 from benchmarks.real.lines import Lines, read
 from benchmarks.real.passing import code_of, passes
@@ -279,8 +279,12 @@ def test_forwards_are_timed_beside_llama_cpps_own_and_again_only_what_is_missing
 
 
 def test_a_prompt_beside_an_answer_and_clients_that_come_and_go_are_told_of(
-    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pair: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(serving, "_SAMPLE", 0.2)
     prompts = [
         Prompt("chat", f"p{n}", [{"role": "user", "content": f"word {n}"}]) for n in range(4)
     ]
@@ -296,7 +300,7 @@ def test_a_prompt_beside_an_answer_and_clients_that_come_and_go_are_told_of(
     killed = Lines(tmp_path / "crowd.jsonl")
     for name, second in (("start", 0.0), ("1", 500.0), ("2", 1000.0)):
         killed.add(f"1/{name}", second=second, megabytes=987654.0, answers=1)
-    words = ["crowd", str(tmp_path), target, *bundle, "--clients", "3", "--minutes", "0.05"]
+    words = ["crowd", str(tmp_path), target, *bundle, "--clients", "3", "--minutes", "0.02"]
     assert main([*words, "--tokens", "8"]) == 0
     *_, end = read(tmp_path / "crowd.jsonl")
     assert end["answers"] >= 3
