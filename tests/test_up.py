@@ -75,8 +75,9 @@ def until_gone(*addresses: str) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_the_embedded_pair_answers_and_all_of_it_ends(end: signal.Signals, tmp_path: Path) -> None:
+    """With SIGINT the next test ends it."""
     words = ("--port", "0", "--verifier-port", "0", "--json", "--no-browser")
     with up(*words, cache=tmp_path) as process:
         found = places(process)

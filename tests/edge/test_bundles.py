@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ class _Server(http.server.SimpleHTTPRequestHandler):
 def served(bundle: Path) -> Iterator[tuple[str, type[_Server]]]:
     handler = type("Handler", (_Server,), {"folder": bundle.parent, "tried": set(), "ranges": []})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=partial(server.serve_forever, 0.01), daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_address[1]}", handler
         server.shutdown()

@@ -157,7 +157,7 @@ async def test_a_chat_says_once_that_its_model_is_the_embedded_toy(bundle: str) 
 
 def test_an_answer_without_its_verifier_is_no_error_unless_it_has_to_be_verified() -> None:
     words = ["generate", "--raw", "hello", "--bundle", str(kit.pair() / "bundle")]
-    words += ["--max-new-tokens", "5", "--settle-seconds", "0"]
+    words += ["--max-new-tokens", "5", "--settle-seconds", "0", "--offline-after", "0.05"]
     alone = run(*words, "--verifier", "ws://127.0.0.1:9")
     closing = alone.stderr.decode().splitlines()[-1]
     assert alone.returncode == 0
@@ -429,7 +429,7 @@ async def test_an_endpoint_says_when_its_verifier_comes_and_goes(
 ) -> None:
     port = Port("127.0.0.1", 0)  # it refuses connections until a verifier listens
     url = f"ws://127.0.0.1:{port.number}"
-    how: Any = {"connect_seconds": 5.0, "reconnect_seconds": 0.05}
+    how: Any = {"connect_seconds": 1.0, "reconnect_seconds": 0.05}
     async with EdgeClient(verifier=url, **how) as client, told_of(client):
         await seen(capsys, "no verifier now: cannot reach")
         async with slow_verifier(port, 0.0):

@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def served() -> Iterator[tuple[str, type[_Hostile]]]:
     handler = type("Handler", (_Hostile,), {})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=partial(server.serve_forever, 0.01), daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_address[1]}/b/", handler
         server.shutdown()
