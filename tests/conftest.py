@@ -14,6 +14,7 @@ assertions of all tests again, and every process that a test starts compiles our
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import platform
@@ -42,6 +43,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported out of Python's garbage collection. It stays in any case, and each full
+    collection would go over half a million objects of the libraries and the tests again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
