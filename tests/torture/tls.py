@@ -197,8 +197,14 @@ async def end_by(way: str, peer: TlsPeer) -> None:
 
 async def share_of_the_processor(seconds: float = 0.05) -> float:
     """How much of this time the event loop's thread works while nobody asks it anything: about all
-    of it where a socket that has ended is read in a loop. A busy machine makes it less."""
-    began = time.monotonic()
-    spent = time.thread_time()
-    await asyncio.sleep(seconds)
-    return (time.thread_time() - spent) / (time.monotonic() - began)
+    of it where a socket that has ended is read in a loop. A busy machine makes it less. Something
+    else that takes the thread once, such as a garbage collection, is not taken for that loop."""
+    shares = []
+    for _ in range(3):
+        began = time.monotonic()
+        spent = time.thread_time()
+        await asyncio.sleep(seconds)
+        shares.append((time.thread_time() - spent) / (time.monotonic() - began))
+        if shares[-1] < 0.5:
+            break
+    return min(shares)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from cloud_verifier.app import Verifier
@@ -9,6 +10,7 @@ from cloud_verifier.emulated import slowed_down
 from cloud_verifier.engine.job import Lease
 from cloud_verifier.forward_time import ForwardTime
 from cloud_verifier.model import serve_model
+from cloud_verifier.sessions.session import PROGRESS_SECONDS
 from moa.target.torch_target import Target
 from moa.wire import PROTOCOL_VERSIONS
 from moa.wire.messages import Hello, Progress, Stream
@@ -51,12 +53,14 @@ async def test_a_slow_target_is_heard_of_before_it_answers() -> None:
         await edge.send(Hello(list(PROTOCOL_VERSIONS), ["progress"]))
         await edge.receive()
         asked = await edge.start(prompt, max_new_tokens=2)
+        began = time.monotonic()
         await edge.send(asked.stream())
         told: list[Progress] = []
         while isinstance(news := await edge.receive(), Progress):
             told.append(news)
+        seconds = time.monotonic() - began  # more than six pieces take, where the machine is busy
     done = [one.done for one in told]
     assert [one.total for one in told] == [len(prompt) - 1] * len(told)
-    assert 2 <= len(done) <= 6
+    assert 2 <= len(done) <= 1 + seconds / PROGRESS_SECONDS
     assert done == sorted(done)
     assert 0 < done[-1] < len(prompt)
