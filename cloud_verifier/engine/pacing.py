@@ -94,8 +94,8 @@ class Pacing:
 
     @property
     def room_of_owed(self) -> float:
-        """Seconds by which an owed prompt may make a forward of its own longer than an empty one,
-        although rounds are about to come: as long as it may in one with them."""
+        """Seconds that an owed prompt may take in any forward, although rounds wait or are about to
+        come: as many as the latest ones took with their drafts."""
         return _LARGEST_SHARE * self._round
 
     def room_with_credit(self, now: float) -> float:

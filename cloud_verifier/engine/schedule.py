@@ -458,9 +458,11 @@ class Scheduler:
             prompts=len(waiting),
             owed=bool(owed),
         )
+        if owed:
+            seconds = max(seconds, self._pacing.room_of_owed)
         pieces = self._pieces(
             seconds,
-            self._most_beside(tokens),
+            self._most_beside(tokens, owed=bool(owed)),
             beside=tokens,
             # Who is owed waits for this forward: prompts of the others do not make it longer.
             served=max(owed, default=least_served),
@@ -487,7 +489,9 @@ class Scheduler:
         seconds = self._pacing.room(now) - self._cost.seconds(0)
         if owed:
             seconds = max(seconds, self._pacing.room_of_owed)
-        pieces = self._pieces(seconds, self._most_beside(0), served=max(owed, default=math.inf))
+        pieces = self._pieces(
+            seconds, self._most_beside(0, owed=bool(owed)), served=max(owed, default=math.inf)
+        )
         if pieces:
             self._latest_prefill = sum(piece.size for piece in pieces)
             return EngineStep(prefill=pieces, began=now)
@@ -499,17 +503,13 @@ class Scheduler:
         tokens = min(_LEAST_PIECE, prompt.goal - lease.start)
         return self._cost.seconds(tokens, attention_pairs([(tokens, lease.start)]))
 
-    def _most_beside(self, beside: int) -> int:
-        """Tokens of prompts that may join `beside` other tokens in a forward for which rounds wait.
-        At most twice as many as before, because what many tokens take is not known while all
-        forwards are alike. A prompt from its beginning on may have as many as were measured: then
-        their time is known, and nothing is before them that takes time, too."""
+    def _most_beside(self, beside: int, *, owed: bool) -> int:
+        """Tokens of prompts that may join `beside` other tokens in a forward for which rounds wait:
+        at most twice as many as before, because what many tokens take is not known while all
+        forwards are alike. Those of an `owed` prompt may be as many as were measured at any time,
+        so that it need not begin with few."""
         most = max(_LEAST_PIECE, 2 * self._latest_prefill)
-        if self._prompts:
-            first, _ = self._next_prompt()
-            if not first.start:
-                most = max(most, int(self._cost.largest) - beside)
-        return most
+        return max(most, int(self._cost.largest) - beside) if owed else most
 
     def _most_alone(self) -> int:
         """Tokens of prompts in a forward without rounds. A target on a CPU would take a quarter of

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from cloud_verifier.engine.job import READING_SPEED, Job
+from cloud_verifier.engine.job import READING_SPEED, Guesses, Job
 from cloud_verifier.engine.loop import Workload
 from cloud_verifier.engine.queue import RoundQueue
 from cloud_verifier.engine.schedule import EngineStep, Scheduler, StepOutcome
@@ -305,7 +305,10 @@ def sizes(step: EngineStep) -> dict[str, int]:
 
 def test_a_prompt_that_is_owed_runs_whole_where_it_is_known_what_so_many_tokens_take() -> None:
     """It went in three pieces, of 8, 16 and 24 tokens: each at most twice as long as the one before
-    in a forward with rounds, also where longer ones had run without."""
+    in a forward with rounds, also where longer ones had run without. One that is not owed does."""
+    queue = measured()
+    queue.submit(job(lease("rude", length=0), base=48), job(lease("rude"), nodes=40))
+    assert sizes(queue.taken()) == {"rude": 8}
     queue = measured()
     queue.submit(job(lease("honest", length=0), base=48), job(lease("rude"), nodes=40))
     step = queue.taken()
@@ -313,14 +316,25 @@ def test_a_prompt_that_is_owed_runs_whole_where_it_is_known_what_so_many_tokens_
     assert sizes(step) == {"honest": 48}
 
 
+def test_drafts_of_rounds_count_where_a_prompt_that_is_owed_may_take_as_long_as_they_do() -> None:
+    """10 ms of drafts and 6 ms of a forward: without the drafts it would be 97 tokens."""
+    queue = measured()
+    for _ in range(3):
+        queue.submit(drafted := job(lease("rude"), nodes=8))
+        drafted.guesses = Guesses(waits=False)
+        step = queue.taken()
+        queue.outcome.extra_seconds = 0.01
+        queue.clock.now += 0.01
+        read(queue, step)
+    queue.submit(job(lease("honest", length=0), base=140), job(lease("rude"), nodes=8))
+    assert sizes(queue.taken()) == {"honest": 140}
+
+
 def test_prompts_of_others_make_no_forward_longer_in_which_one_is_owed_its_place() -> None:
     queue = measured()
     rude = [job(lease("rude", length=0), base=30) for _ in range(3)]
     queue.submit(*rude, job(lease("honest", length=0), base=30), job(lease("rude"), nodes=40))
     assert sizes(queue.taken()) == {"honest": 30}
-    queue = measured()
-    queue.submit(*rude, job(lease("rude"), nodes=40))
-    assert sizes(queue.taken())["rude"] > 30, "of its own it takes more along"
 
 
 def test_a_prompt_that_is_owed_does_not_wait_for_rounds_of_others_that_are_about_to_come() -> None:
