@@ -137,9 +137,27 @@ async def test_a_slow_check_shows_itself_and_corrects_the_answer_as_it_goes(
 
 
 async def test_a_question_in_the_middle_waits_for_the_check_or_leaves_it_and_is_told() -> None:
+    """The check begins before the question is asked, and ends after it however fast it is."""
+    goes_on = threading.Event()
+    waiting: list[asyncio.Task[None]] = []
+
+    async def go_on_once_waited_for(reader: Waits) -> None:
+        async def watch() -> None:
+            await seen("; Ctrl-C goes on without", reader)
+            goes_on.set()
+
+        waiting.append(asyncio.create_task(watch()))
+
     dialogue, screen, _ = await chat(
-        QUESTION, "up", sees("checking the last answer"), "And what is 17 plus 25?"
+        QUESTION,
+        "up",
+        sees("checking the last answer"),
+        go_on_once_waited_for,
+        "And what is 17 plus 25?",
+        forward=0.0,
+        goes_on=goes_on,
     )
+    await asyncio.gather(*waiting)
     assert "; Ctrl-C goes on without" in screen
     assert "· verified" in screen
     assert "this goes on from an answer" not in screen

@@ -300,7 +300,7 @@ def test_a_prompt_beside_an_answer_and_clients_that_come_and_go_are_told_of(
     killed = Lines(tmp_path / "crowd.jsonl")
     for name, second in (("start", 0.0), ("1", 500.0), ("2", 1000.0)):
         killed.add(f"1/{name}", second=second, megabytes=987654.0, answers=1)
-    words = ["crowd", str(tmp_path), target, *bundle, "--clients", "3", "--minutes", "0.02"]
+    words = ["crowd", str(tmp_path), target, *bundle, "--clients", "3", "--minutes", "0.05"]
     assert main([*words, "--tokens", "8"]) == 0
     *_, end = read(tmp_path / "crowd.jsonl")
     assert end["answers"] >= 3
