@@ -40,6 +40,9 @@ from moa.safe_text import safe_line
 _CONNECT_SECONDS = 5.0
 _SILENT_SECONDS = 60.0
 """Without a byte in mid-answer, after which it has broken off."""
+_SILENT_TIMES = 2.0
+"""Or for so many times as long as its first text took, if that is more: an engine that reads another
+prompt meanwhile is as slow with it."""
 _READING_SECONDS = 600.0
 """Without a byte before the answer, at most: a slow engine reads a long prompt without one. To ask
 again would have it read anew."""
@@ -352,15 +355,17 @@ class Upstreams:
     async def _heard(self, upstream: Upstream, asked: Continuation) -> AsyncGenerator[Piece, None]:
         """Yield the pieces of an upstream's answer; an error if it is silent. One that has not begun
         to answer may be reading the prompt: it is waited for as long as it tells its models."""
+        asked_at = self._clock()
         async with contextlib.aclosing(self._ask(upstream, asked)) as pieces:
             piece = await self._before_answer(upstream, pieces)
+            while piece is not None and not piece.is_answer:
+                yield piece
+                piece = await self._before_answer(upstream, pieces)
+            longest = max(_SILENT_SECONDS, _SILENT_TIMES * (self._clock() - asked_at))
             while piece is not None:
                 yield piece
-                if not piece.is_answer:
-                    piece = await self._before_answer(upstream, pieces)
-                    continue
                 try:
-                    async with asyncio.timeout(_SILENT_SECONDS):
+                    async with asyncio.timeout(longest):
                         piece = await anext(pieces, None)
                 except TimeoutError:
                     raise _silent() from None

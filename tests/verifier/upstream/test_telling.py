@@ -463,6 +463,24 @@ async def test_an_engine_that_falls_silent_is_given_up(
         over.set()
 
 
+async def test_an_engine_that_was_slow_to_begin_may_be_silent_for_as_long_in_mid_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It reads the prompt of somebody else meanwhile."""
+    monkeypatch.setattr(client, "_SILENT_SECONDS", 0.02)
+    clock = Clock()
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        clock.now += 300.0
+        await stream(chunk(TEXT), 0.2, chunk("", "stop"))(request, writer)
+
+    async with running(answer) as upstream:
+        upstreams = Upstreams([upstream.url], interface="completions", clock=clock)
+        texts = [piece.text async for piece in upstreams.go_on(ASKED)]
+        await upstreams.close()
+    assert "".join(texts) == TEXT
+
+
 @pytest.mark.parametrize("lives", [True, False])
 async def test_an_engine_that_reads_is_at_work_and_one_that_is_gone_is_not(lives: bool) -> None:
     """Both are silent. For one that tells its models a device waits: in an answer that is kept its
