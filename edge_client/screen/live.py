@@ -15,7 +15,17 @@ from rich.live_render import LiveRender
 from rich.segment import Segment
 from rich.text import Text
 
-from edge_client.events import AnswerSoFar, Done, Event, Link, Notice, Progress, Retract, Status
+from edge_client.events import (
+    AnswerSoFar,
+    Done,
+    Event,
+    Link,
+    Notice,
+    Progress,
+    Retract,
+    Status,
+    Token,
+)
 from edge_client.screen.markdown import MarkdownLines
 from edge_client.screen.pipe import ENDS, View, trouble_in_words
 from edge_client.screen.typing_ahead import unshown
@@ -91,8 +101,7 @@ class LiveView(View):
         """Show an event of the answer: print the lines that are final, and redraw the rest and the
         status."""
         self._answer.take(event)
-        if not isinstance(event, Link | Notice):  # these say nothing of how far somebody has read
-            self._reading = event if isinstance(event, Progress) else None
+        self._reading = self._still_reading(event)
         match event:
             case Link():
                 if event.state in _TROUBLE and event.detail and event.detail != self._link.detail:
@@ -111,6 +120,22 @@ class LiveView(View):
                 pass
         self._print_final_lines()
         self._live.update(self._render())
+
+    def _still_reading(self, event: Event) -> Progress | None:
+        """Returns how far somebody has read, as far as that is known behind this event; None where
+        nobody reads any more."""
+        by_verifier = self._reading is not None and self._reading.by == "verifier"
+        match event:
+            case Progress():
+                return event
+            case Link(state="offline" | "refused") if by_verifier:
+                return None  # nothing is heard of it any more
+            case Token(status="provisional") if by_verifier:
+                return self._reading  # this device goes on alone meanwhile
+            case Link() | Notice():
+                return self._reading
+            case _:
+                return None
 
     def _print_final_lines(self) -> None:
         """Print the lines that are complete and verified as normal output: they scroll away."""

@@ -330,6 +330,23 @@ def test_a_long_reason_leaves_room_for_what_happens() -> None:
     assert view.status().plain == "● this device reads: 3 of 44"
 
 
+def test_a_verifier_reads_on_while_the_device_writes_and_not_behind_the_end_of_the_link() -> None:
+    view = LiveView(Console(file=io.StringIO(), force_terminal=True, width=120))
+    alone = Token(position=1, id=2, text="a", status="provisional")
+    reads = Progress(done=5, total=9)
+    for event in (Prompt(ids=[1]), Link(state="online"), reads, Link(state="late"), alone):
+        view.take(event)
+    words = "● the verifier reads: 5 of 9 · 1 token · 1 not verified"
+    assert view.status().plain == words, "and not one and the other in turn"
+    view.take(Link(state="offline"))
+    assert view.status().plain == "● offline · 1 token · 1 not verified"
+    for end in (Confirm(start=1, stop=2), Token(position=2, id=3, text="b", status="verified")):
+        view.take(reads)
+        view.take(Link(state="online"))
+        view.take(end)
+        assert "reads" not in view.status().plain
+
+
 def test_a_sibling_is_called_by_its_name() -> None:
     assert named("independent:models/coder05") == named("coder05") == "coder05"
 
