@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import signal
 import tempfile
@@ -16,6 +17,7 @@ from moa.cli import programs
 from moa.cli import up as up_command
 from moa.cli.programs import Verifier, usual_port, why_ended
 from moa.errors import MoaError, UsageError
+from moa.process.children import start_child
 from moa.process.listening import Port
 from moa.process.model_places import check_place
 
@@ -159,3 +161,21 @@ def test_what_may_be_at_the_hub_is_left_to_others(tmp_path: Path) -> None:
         check_place("TARGET", str(wrong))
     line = f"TARGET: no such file or folder: {wrong} (did you mean {tmp_path / 'coder15'}?)"
     assert refused.value.line() == line
+
+
+async def test_a_child_imports_nothing_of_the_folder_that_it_is_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else may have written what lies there."""
+    (tmp_path / "argparse.py").write_text("raise SystemExit('of the current folder')\n")
+    monkeypatch.chdir(tmp_path)
+    child = await start_child(
+        "edge_client.cli:main",
+        "--version",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(300):
+        told, errors = await child.communicate()
+    assert child.returncode == 0, errors
+    assert told.startswith(b"edge-client ")

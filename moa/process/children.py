@@ -38,6 +38,7 @@ async def start_child(
     module, _, function = main.partition(":")
     return await asyncio.create_subprocess_exec(
         sys.executable,
+        "-P",  # else a file of the current folder would be imported in place of a package
         "-c",
         _ENDS_WITH_PARENT.format(module=module, function=function),
         *arguments,
