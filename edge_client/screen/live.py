@@ -104,12 +104,14 @@ class LiveView(View):
         self._reading = self._still_reading(event)
         match event:
             case Link():
-                if event.state in _TROUBLE and event.detail and event.detail != self._link.detail:
+                told = self._link.detail
+                self._link = event
+                if event.state in _TROUBLE and event.detail and event.detail != told:
+                    self._live.update(self._render())  # it is drawn below the line
                     # It stays on the screen: the text below it was written by the device.
                     self._live.print_above(
                         Text(trouble_in_words(event, self._trouble), style="yellow")
                     )
-                self._link = event
             case Retract():
                 self._withdrawn += event.stop - event.start
             case Notice():
@@ -145,8 +147,9 @@ class LiveView(View):
             lines = Text(safe_text(final[self._printed : end - 1]))
             if self._markdown is not None:
                 lines = self._markdown.drawn(lines)
-            self._live.print_above(lines)
             self._printed = end
+            self._live.update(self._render())  # without these lines, which would stand twice
+            self._live.print_above(lines)
 
     def _render(self) -> RenderableType:
         """What is redrawn: the open text and, below it, the status."""
@@ -313,8 +316,10 @@ class Region(Live):
 
     def print_above(self, text: Text) -> None:
         """Print text for good, above what is redrawn. The thread that redraws must not come between:
-        rich would erase the rows of the one drawing in the place of the other."""
+        rich would erase the rows of the one drawing in the place of the other. Below the text
+        stands what is to be redrawn now, and not what was drawn last."""
         with self._lock:
+            self._live_render.set_renderable(self.renderable)
             self.console.print(text)
 
 

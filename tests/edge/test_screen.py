@@ -347,6 +347,37 @@ def test_a_verifier_reads_on_while_the_device_writes_and_not_behind_the_end_of_t
         assert "reads" not in view.status().plain
 
 
+def test_no_status_says_online_below_the_line_that_the_link_is_lost() -> None:
+    screen = io.StringIO()
+    console = Console(
+        file=screen, force_terminal=True, width=80, height=9, _environ={"TERM": "xterm"}
+    )
+    with LiveView(console) as view:
+        for event in (Prompt(ids=[1]), Link(state="online"), Link(state="offline", detail="gone")):
+            view.take(event)
+    shown = re.sub(r"\x1b\[[\d;?]*\w", "", screen.getvalue())
+    below = shown.partition("offline: gone")[2]
+    assert "● offline" in below
+    assert "● online" not in below
+
+
+def test_no_line_stands_twice_for_a_moment_when_it_is_final() -> None:
+    screen = io.StringIO()
+    console = Console(
+        file=screen, force_terminal=True, width=80, height=9, _environ={"TERM": "xterm"}
+    )
+    view = LiveView(console)
+    view._live.auto_refresh = False  # only what is drawn below is looked at
+    with view:
+        view.take(Prompt(ids=[1]))
+        view.take(Token(position=1, id=2, text="one line", status="verified"))
+        view._live.refresh()
+        before = len(screen.getvalue())
+        view.take(Token(position=2, id=3, text="\n", status="verified"))
+        drawn = re.sub(r"\x1b\[[\d;?]*\w", "", screen.getvalue()[before:])
+    assert drawn.count("one line") == 1
+
+
 def test_a_sibling_is_called_by_its_name() -> None:
     assert named("independent:models/coder05") == named("coder05") == "coder05"
 
