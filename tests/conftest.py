@@ -45,11 +45,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return WorkStealingScheduling(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Collect no garbage while modules are imported: hardly any of it is, and to look for it takes
+    as long as the imports."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Leave what is imported out of Python's garbage collection. It stays in any case, and each full
     collection would go over half a million objects of the libraries and the tests again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Collect garbage from here on, also in the process that only tells workers what to run."""
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
