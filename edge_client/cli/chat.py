@@ -194,8 +194,7 @@ class ChatLoop:
             if line is None:
                 self._say_what_is_left()
                 return
-            open_answers = self._check.open_answers if self._check is not None else []
-            self._dialogue.unverified = [answer.saved for answer in open_answers]
+            self._dialogue.unverified = self._check.to_save() if self._check is not None else []
             try:
                 step = self._dialogue.take(line)
                 if isinstance(step, Quit):

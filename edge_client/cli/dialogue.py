@@ -86,6 +86,8 @@ class Unverified:
     """Characters of its text, from the beginning, that are verified; None: all, and its end."""
     is_wanted: bool = True
     """Whether it is to be checked: one that the user has stopped is not."""
+    is_being_corrected: bool = False
+    """Whether the verifier writes it anew at this moment: more of it is to come."""
 
 
 @dataclass(frozen=True)
@@ -330,6 +332,8 @@ class Dialogue:
         self._files[path.absolute()] = digest_of(content)
         count = sum(one.tokens for one in self.unverified)
         unverified = f", of which {not_verified(count)}" if count else ""
+        if any(one.is_being_corrected for one in self.unverified):
+            unverified += "; an answer is being corrected, and goes on where the file is loaded"
         return f"{len(self.messages)} messages are in {path}{unverified}"
 
     def _marked(self, message: DialogueMessage) -> _Said:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from rich.text import Text
 
+from edge_client.cli.dialogue import Unverified
 from edge_client.cli.written_answer import WrittenAnswer
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
@@ -102,6 +103,20 @@ class OfflineCheck:
         while held and not held[0].unverified:
             del held[0]
         return held
+
+    def to_save(self) -> list[Unverified]:
+        """Returns what a file says of the open answers. One that is being corrected is saved as far
+        as it has come, and noted as one whose end is not known yet: whoever loads it has it gone on
+        with."""
+        found = [answer.saved for answer in self.open_answers]
+        current = self._current
+        if self.phase == "goes on" and current.is_held:
+            current.keep()
+            found = [one for one in found if one.message is not current.message]
+            verified = len(current.begun) + len(current.told.text_of(0, current.told.final))
+            now = Unverified(current.message, current.unverified, verified, is_being_corrected=True)
+            found.insert(0, now)
+        return found
 
     @property
     def unverified(self) -> int:

@@ -22,12 +22,15 @@ from cloud_verifier.app import Verifier
 from cloud_verifier.emulated import slowed_down
 from cloud_verifier.forward_time import ForwardTime
 from edge_client.cli.chat import ChatLoop
-from edge_client.cli.dialogue import Dialogue
+from edge_client.cli.dialogue import Dialogue, Loaded
 from edge_client.cli.offline_check import OfflineCheck
 from edge_client.cli.written_answer import WrittenAnswer
 from edge_client.client import EdgeClient
+from edge_client.device import embedded_bundle
 from edge_client.events import AnswerSoFar, Confirm, Done, Event, Prompt, Retract
 from edge_client.settings import ClientSettings
+from edge_client.text.codec import TextCodec
+from moa.bundle import Bundle
 from moa.errors import UsageError
 from moa.process.listening import Port
 from moa.target.contract import Step
@@ -391,6 +394,54 @@ async def test_a_check_that_fails_in_a_correction_keeps_what_has_come_of_it() ->
     assert dialogue.messages[1]["content"] == "right\nso far"
     assert said[1:3] == ["right", "so far"]
     assert said[3].startswith("the last answer stays unverified: the check failed")
+
+
+class Pauses(Scripts):
+    """It tells these events, and no more."""
+
+    def __init__(self, *events: Event) -> None:
+        super().__init__(*events)
+        self.told_all = asyncio.Event()
+
+    async def generate(
+        self, messages: list[dict[str, str]], written: Sequence[int], **how: Any
+    ) -> AsyncGenerator[Event, None]:
+        async for event in super().generate(messages, written, **how):
+            yield event
+        self.told_all.set()
+        await asyncio.Event().wait()
+
+
+async def test_an_answer_that_is_saved_while_it_is_corrected_goes_on_where_it_is_loaded(
+    tmp_path: Path,
+) -> None:
+    """The file had the beginning of it, as if that were all."""
+    dialogue = Dialogue(ClientSettings())
+    answers: Any = [written_alone(dialogue, "one"), written_alone(dialogue, "two")]
+    scripted: Any = Pauses(
+        Prompt(ids=[1]),
+        token(1, "", "provisional"),
+        Retract(start=1, stop=2, characters=0),
+        token(1, "right so", "verified"),
+        token(2, " far", "verified"),
+    )
+    client: Any = SimpleNamespace(link=SimpleNamespace(up=True), settings=ClientSettings())
+    check = OfflineCheck(client, scripted, answers, is_latest_turn=False, say=lambda line: None)
+    check.start()
+    await scripted.told_all.wait()
+    dialogue.unverified = check.to_save()
+    told = dialogue.take(f"/save {tmp_path / 'chat.json'}")
+    await check.leave()
+    assert isinstance(told, str)
+    assert "of which 1 token is not verified; an answer is being corrected" in told
+    later = Dialogue(ClientSettings())
+    loaded = later.take(f"/load {tmp_path / 'chat.json'}")
+    assert isinstance(loaded, Loaded)
+    assert later.messages[1]["content"] == "right so far"
+    codec = TextCodec.of(Bundle.open(embedded_bundle()))
+    one, two = (WrittenAnswer.loaded(later, mark, codec, None) for mark in loaded.unverified)
+    assert (one.unverified, one.is_wanted) == (1, True), "its end is asked for"
+    assert two.message["content"] == "alone"
 
 
 async def test_a_check_that_is_refused_takes_back_nothing_that_was_verified() -> None:
