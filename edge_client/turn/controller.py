@@ -54,6 +54,9 @@ _NODES_A_LEVEL = 2
 """Approximate nodes that a level of guesses adds to a forward: the others are too unlikely."""
 _PER_FORWARD = 8
 """Approximate nodes of a forward over guesses; most of them are accepted."""
+_STEPS_OF_A_FORWARD = 6
+"""Steps of the drafter in the time of a forward, from which on it is better to guess further before
+the first message than to leave the rest to another forward."""
 _WAITING_MARGIN = 1.15
 """Expected gain above which the verifier waits for the device's guesses, without drafts of its own."""
 _EVIDENCE = 16
@@ -268,8 +271,12 @@ class Controller:
                 best_speed = speed
         # One more level wins as many tokens as the probability of the best path, and costs as many
         # as come in the time of one step.
-        least = max(_LEAST_PROBABILITY, self.step.seconds(GUESSED) * best_speed)
-        return FirstGuesses(best_depth, min(0.0, math.log(least)))
+        step = self.step.seconds(GUESSED)
+        least = step * best_speed
+        # Guesses that are sent later are verified by a forward of their own. Beside a forward that
+        # is as long as many steps, a step before the first message costs little.
+        least *= min(1.0, _STEPS_OF_A_FORWARD * step / self.forward.seconds(_PER_FORWARD))
+        return FirstGuesses(best_depth, min(0.0, math.log(max(_LEAST_PROBABILITY, least))))
 
     @property
     def rate(self) -> float:

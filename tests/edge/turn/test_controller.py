@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,6 +66,16 @@ def test_a_costly_step_ends_a_path_sooner() -> None:
         for step in (0.0001, 0.01)
     )
     assert cheap < costly < 0
+
+
+def test_a_fast_drafter_guesses_further_before_the_first_message_than_its_steps_win() -> None:
+    fast, slow = (measured(rtt=0.06, forward=0.03, step=step, accepted=4) for step in (0.001, 0.01))
+    for controller, of_what_a_step_wins in ((fast, 0.2), (slow, 1.0)):
+        first = controller.first_guesses(200)
+        drafting = first.depth * controller.step.seconds(4)
+        tokens = 1 + controller.acceptance.totals()[first.depth - 1]
+        a_step = controller.step.seconds(4) * tokens / (0.06 + 0.03 + drafting)
+        assert math.exp(first.least) == pytest.approx(of_what_a_step_wins * a_step, rel=0.1)
 
 
 def test_calibration_is_a_beginning_that_measurements_overrule() -> None:
