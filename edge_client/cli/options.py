@@ -222,7 +222,8 @@ def check_schema(schema: Grammar | None, path: Path | None, device: Device) -> N
     """Refuse a schema that cannot be followed, by its file's name."""
     try:
         if schema is not None:
-            device.grammars.compile(schema)
+            with _telling("reading the schema"):
+                device.grammars.compile(schema)
     except UsageError as error:
         raise UsageError(f"the schema in {path} cannot be used: {error}", hint=error.hint) from None
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from edge_client.events import Link, Prompt, Token
 from edge_client.settings import ClientSettings
 from moa.bundle import GOLDEN, Bundle, sha256, write_golden, write_manifest
 from moa.errors import LinkError
+from moa.grammar.spec import Grammar
 from moa.manifest import FileEntry
 from moa.process.listening import Port
 from moa.wire import Code, encode
@@ -678,6 +680,19 @@ def test_an_answer_fits_the_schema_of_the_command_line(tmp_path: Path) -> None:
         told = run(*words)
         assert told.returncode == 2
         assert told.stderr.decode().startswith(f"edge-client: error: {line}")
+
+
+def test_a_terminal_is_told_that_a_schema_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first one takes seconds, for the whole vocabulary is read for it."""
+    told = threading.Event()
+    monkeypatch.setattr(options, "_SILENT_SECONDS", 0.001)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "flush", told.set)
+    compiles: Any = SimpleNamespace(grammars=SimpleNamespace(compile=lambda _: told.wait(60)))
+    options.check_schema(Grammar.of_schema({}), Path("schema"), compiles)
+    assert "edge-client: reading the schema ... 0 s" in capsys.readouterr().err
 
 
 async def test_a_terminal_is_told_what_takes_long_and_a_file_is_not(
