@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Self
 
 from cloud_verifier.engine.contract import Report
@@ -110,15 +110,18 @@ class Server:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
-            self.service.sweep()
-            self.admission.end_revoked()
+            with _goes_on():
+                self.service.sweep()
+            with _goes_on():
+                self.admission.end_revoked()
 
     async def _tell_progress(self) -> None:
         """While the engine works: edges that hear nothing of it are to help themselves."""
         while True:
             await asyncio.sleep(PROGRESS_SECONDS / 2)
-            if self.works():
-                self.service.tell_progress(self.read_for)
+            with _goes_on():
+                if self.works():
+                    self.service.tell_progress(self.read_for)
 
     def _post(self, reports: list[Report]) -> None:
         """Have the event loop take the engine's reports; called in the engine's thread."""
@@ -131,3 +134,12 @@ class Server:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed already
                 self._loop.call_soon_threadsafe(self.died.set)
+
+
+@contextlib.contextmanager
+def _goes_on() -> Iterator[None]:
+    """A context for what is done again and again: a defect is logged, and the next time comes."""
+    try:
+        yield
+    except Exception:
+        log.exception("a look at all sessions failed", extra={"event": "sweep_failed"})

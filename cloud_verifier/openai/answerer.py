@@ -363,7 +363,6 @@ class Loopback:
     def __init__(self, service: Service) -> None:
         self.meter = Meter(service.limits, service.clock())
         self.flooded: Callable[[str], None] = lambda limit: None
-        self.revoked: Callable[[], None] = lambda: None  # the endpoint ends the request itself
         self.arrived = 0.0
         self._up: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._down: asyncio.Queue[bytes | None] = asyncio.Queue()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -96,8 +97,8 @@ class AsgiVerifier:
             return
         await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL, "headers": []})
         socket = AsgiSocket(receive, send, self._service.limits, _peer(scope))
-        with self._admission.watching(answer, lambda: socket.revoked()):
-            await converse(self._service, socket, answer.principal)
+        watching = partial(self._admission.watching, answer)
+        await converse(self._service, socket, answer.principal, watching)
 
 
 class AsgiSocket:
@@ -111,7 +112,6 @@ class AsgiSocket:
         self.arrived = time.monotonic()
         self.meter = Meter(limits, self.arrived)
         self.flooded: Callable[[str], None] = lambda limit: None
-        self.revoked: Callable[[], None] = lambda: None
         self._open = True
 
     async def __aiter__(self) -> AsyncIterator[str | bytes]:

@@ -57,8 +57,6 @@ class Connection(ServerConnection):
         self.meter = Meter(self._limits, time.monotonic())
         self.flooded: Callable[[str], None] = lambda limit: self.abort()
         """Called with the name of the limit if the other end floods."""
-        self.revoked: Callable[[], None] = self.abort
-        """Called if the token that it was opened with is revoked."""
         self.caller: Caller | None = None
         """Who has opened it; None before its handshake is checked."""
         self._bytes = bytearray()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from websockets.exceptions import ConnectionClosed
@@ -45,9 +46,6 @@ class Socket(Protocol):
     flooded: Callable[[str], None]
     """The socket calls it with the limit's name when the meter reports a flood."""
 
-    revoked: Callable[[], None]
-    """Called if the token that the connection was opened with is revoked."""
-
     async def send(self, frame: bytes, /) -> None:
         """Send a binary frame; returns when there is room for the next. The socket closes if the
         other end does not read within `send_timeout`."""
@@ -56,7 +54,19 @@ class Socket(Protocol):
         """End the connection in an orderly way."""
 
 
-async def converse(service: Service, socket: Socket, principal: str) -> None:
+Watching = Callable[[Callable[[], None]], AbstractContextManager[None]]
+"""Makes a context that calls a function if the token that a connection was opened with is revoked
+meanwhile."""
+
+
+def unwatched(_: Callable[[], None]) -> AbstractContextManager[None]:
+    """For a connection whose token somebody else watches."""
+    return contextlib.nullcontext()
+
+
+async def converse(
+    service: Service, socket: Socket, principal: str, watching: Watching = unwatched
+) -> None:
     """Serve one connection of `principal` until it ends: frames go to a channel, which handles
     them, and what the channel's outbox holds goes out."""
     if service.full(principal):  # handshakes that were under way together
@@ -66,16 +76,23 @@ async def converse(service: Service, socket: Socket, principal: str) -> None:
     async with _orderly_end(socket, who):
         channel = Channel(service, principal, socket.meter, socket.peer)
         async with _writing(channel, socket, who) as writer:
-            try:
-                async for frame in socket:
-                    if not isinstance(frame, bytes):
-                        raise CloseConnection(CloseCode.BAD_DATA, "frames are binary")
-                    await channel.receive(frame, socket.arrived)
-                    # Between frames that arrived together, other connections get their turn.
-                    await asyncio.sleep(0)
-            except CloseConnection as end:
-                channel.outbox.end(end)
-                await writer
+            with watching(channel.revoked):
+                await _take_frames(channel, socket, writer)
+
+
+async def _take_frames(channel: Channel, socket: Socket, writer: asyncio.Task[None]) -> None:
+    """Hand a connection's frames to its channel until it ends. If the channel ends it, what it has
+    said before is written yet."""
+    try:
+        async for frame in socket:
+            if not isinstance(frame, bytes):
+                raise CloseConnection(CloseCode.BAD_DATA, "frames are binary")
+            await channel.receive(frame, socket.arrived)
+            # Between frames that arrived together, other connections get their turn.
+            await asyncio.sleep(0)
+    except CloseConnection as end:
+        channel.outbox.end(end)
+        await writer
 
 
 @contextlib.asynccontextmanager
@@ -90,7 +107,6 @@ async def _writing(channel: Channel, socket: Socket, who: Who) -> AsyncIterator[
         log.info("connected", extra=who | {"event": "connected"})
         socket.meter.belongs_to(service.principal(channel.principal))
         socket.flooded = channel.flooded
-        socket.revoked = channel.revoked
         tasks.append(asyncio.create_task(_await_hello(socket, channel)))
         writer = asyncio.create_task(_write(socket, channel.outbox, who))
         tasks.append(writer)

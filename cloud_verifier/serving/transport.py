@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -164,8 +165,8 @@ class Transport:
         _bound_kernel_buffer(connection, self._service.limits.send_buffer_bytes)
         ours = _ours(connection)
         assert ours.caller is not None  # `_request` has let it in
-        with self._admission.watching(ours.caller, lambda: ours.revoked()):
-            await converse(self._service, ours, ours.caller.principal)
+        watching = partial(self._admission.watching, ours.caller)
+        await converse(self._service, ours, ours.caller.principal, watching)
 
 
 def _ours(connection: ServerConnection) -> Connection:
