@@ -776,9 +776,14 @@ def _silent() -> UpstreamError:
 
 def _chosen(models: Sequence[dict[str, Any]], wanted: str) -> UpstreamFacts:
     """Returns the model of this name from an upstream's list, or the only one if no name is given.
-    An error names some of those that there are."""
+    A name that is a file's path may be given without its folders. An error names some of those that
+    there are."""
     by_name = {str(model.get("id")): model for model in models if model.get("id")}
     some_names = ", ".join(map(safe_line, list(by_name)[:8]))
+    if wanted and wanted not in by_name:
+        ending_so = [name for name in by_name if name.endswith(f"/{wanted}")]
+        if len(ending_so) == 1:
+            wanted = ending_so[0]
     if wanted and wanted not in by_name:
         raise UpstreamError(
             f"the upstream has no model {safe_line(wanted)!r}",

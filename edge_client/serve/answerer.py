@@ -89,9 +89,24 @@ class EdgeAnswerer:
     def model(self) -> str:
         """The target's name, because clients get its text: the upstream's own, where there is one
         and it has said it, else that of the model that the bundle was made for."""
+        upstreams = self._client.settings.upstream_model
+        return self._model or upstreams or named(self._behind or self.bundles_model)
+
+    def accepts(self, name: str) -> bool:
+        """Whether programs may call the model so: the upstream's by its whole name or the last part
+        of it, and by any while the upstream has not said which model it has. A program that names
+        the upstream's model is answered where this device starts while the upstream is away."""
         settings = self._client.settings
-        behind = "" if self._client.link is None else safe_line(self._client.link.behind.model)
-        return self._model or settings.upstream_model or named(behind or self.bundles_model)
+        if not settings.upstream:
+            return False
+        known = [one for one in (settings.upstream_model, self._behind) if one]
+        return not known or name in known or name in map(named, known)
+
+    @property
+    def _behind(self) -> str:
+        """What the engine behind the verifier calls its model; empty: not known."""
+        link = self._client.link
+        return "" if link is None else safe_line(link.behind.model)
 
     @property
     def _verifier(self) -> str:

@@ -79,6 +79,8 @@ class Api:
 
     also_called: Sequence[str] = ()
     """Other names of the model that requests may use; `*`: any."""
+    accepts: Callable[[str], bool] = lambda name: False
+    """Whether requests may call the model by this name, too, by what is known of it by now."""
 
     def __post_init__(self) -> None:
         """Make what the endpoint keeps from one request to the next: counts, recorded streams, who
@@ -322,7 +324,7 @@ class Api:
         """Raise an `ApiError` for a request that names another model than ours. None is no name."""
         if model is None or model == self.answerer.model or model in self.also_called:
             return
-        if "*" in self.also_called:
+        if "*" in self.also_called or self.accepts(model):
             return
         raise ApiError(
             404,

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -663,6 +664,35 @@ async def test_a_device_in_front_of_an_upstream_shows_its_model_and_its_metrics(
         f'moa_upstream_requests_total{{outcome="answered",upstream="{upstream.url}"}} 2.0' in page
     )
     assert "moa_api_requests_total" in page
+
+
+async def test_a_program_names_the_upstreams_model_as_the_upstream_does() -> None:
+    models = whole({"data": [{"id": "/models/big.gguf"}]})
+    async with (
+        running(TELLS, models) as upstream,
+        EdgeClient(
+            upstream=upstream.url, upstream_api="completions", upstream_model="big.gguf"
+        ) as device,
+        served(device) as http,
+    ):
+        await device.wait_online(60)
+        for name, status in (("/models/big.gguf", 200), ("big.gguf", 200), ("small", 404)):
+            answer = await http.post("/v1/chat/completions", json=QUESTION | {"model": name})
+            assert answer.status_code == status, answer.text
+    assert {asked.body["model"] for asked in upstream.asked} == {"/models/big.gguf"}
+
+
+async def test_while_nobody_knows_the_upstreams_model_any_name_is_answered() -> None:
+    """A device that starts in an outage is asked by programs for the model that they know."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and nobody listens
+        nobody = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
+        async with (
+            EdgeClient(upstream=nobody, upstream_api="completions") as device,
+            served(device) as http,
+        ):
+            answer = await http.post("/v1/chat/completions", json=QUESTION | {"model": "big.gguf"})
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("streams", [False, True])
