@@ -238,6 +238,14 @@ def run_setup(
 def next_commands(setup: Setup) -> list[str]:
     """Returns the commands to run next, on the server and on the device."""
     drafter = f" --drafter {setup.drafter}" if setup.records else ""
+    if (
+        setup.target == setup.sibling
+    ):  # a model that is its own target is for another one's endpoint
+        return [
+            "with an endpoint that you have:",
+            f"  edge-client chat --upstream URL --bundle {setup.bundle}",
+            f"  edge-client serve --upstream URL --bundle {setup.bundle}    # chat page and API",
+        ]
     return [
         "on the server:",
         "  cloud-verifier token new --name laptop --append tokens.txt    # prints the device's TOKEN once",

@@ -172,9 +172,12 @@ def read_manifest(folder: Path) -> Manifest:
                 hint="unpack an archive, and name the folder",
             )
         reason = f"{MANIFEST} is missing" if folder.is_dir() else "there is no such folder"
+        inside = folder / "bundle"
         raise BundleError(
             f"no bundle at {folder}: {reason}",
-            hint="`moa-export setup` makes one of a target and a small sibling, `moa-export build` of"
+            hint=f"did you mean {inside}?"
+            if (inside / MANIFEST).is_file()
+            else "`moa-export setup` makes one of a target and a small sibling, `moa-export build` of"
             " a trained drafter; `moa-edge up` makes its own",
         )
     if path.stat().st_size > _LARGEST_MANIFEST:

@@ -89,6 +89,14 @@ def test_what_is_no_bundle_is_refused(folder: Path, within: str, message: str) -
     assert re.search(message, refused.value.line())
 
 
+def test_the_folder_around_a_bundle_is_told_apart(folder: Path) -> None:
+    if folder.name != "bundle":
+        folder.rename(folder.parent / "bundle")
+    with pytest.raises(BundleError) as refused:
+        Bundle.open(folder.parent)
+    assert f"did you mean {folder.parent / 'bundle'}?" in refused.value.line()
+
+
 def test_a_missing_or_cut_file_is_found_when_opened(folder: Path) -> None:
     (folder / MODEL).write_bytes(b"cp")
     with pytest.raises(BundleError, match=rf"damaged: {MODEL} has 2 bytes, not \d+"):

@@ -151,9 +151,12 @@ class OfflineCheck:
     async def leave(self) -> None:
         """End the check where it is: the answers stay as they are now."""
         if self.task is not None and not self.task.done():
+            is_cut = self.phase == "goes on" and self._current.is_held
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
             self._keep_what_came()
+            if is_cut:
+                self._say(Text(f"stopped: {self._name} ends here, and is not whole", style="dim"))
         self.phase = "over"
         self._changed()
 

@@ -345,8 +345,8 @@ class Marks:
                 return Cut(characters)
             case Link(state=state, detail=detail):
                 return LinkNews(state, detail)
-            case Progress(done=done, total=total):
-                return Reading(done, total)
+            case Progress(done=done, total=total, by=by):
+                return Reading(done, total, by)
             case Notice(message=message):
                 return Note(message)
             case Done():

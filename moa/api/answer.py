@@ -167,10 +167,12 @@ class LinkNews(msgspec.Struct, frozen=True):
 
 class Reading(msgspec.Struct, frozen=True):
     """The verifier is reading: `done` of the `total` tokens before the answer, or before the text
-    that it checks."""
+    that it checks. Or the device is, before it can write alone."""
 
     done: int
     total: int
+    by: str = "verifier"
+    """Who reads: `verifier` or `device`."""
 
 
 class Note(msgspec.Struct, frozen=True):

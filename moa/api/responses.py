@@ -416,7 +416,7 @@ class ResponseShape:
         if isinstance(event, LinkNews):
             return self._event("moa:link", state=event.state, detail=event.detail)
         if isinstance(event, Reading):
-            return self._event("moa:reading", done=event.done, total=event.total)
+            return self._event("moa:reading", done=event.done, total=event.total, by=event.by)
         return self._event("moa:notice", message=event.message)
 
     def end(self, index: int, ended: Ended) -> Iterator[dict[str, Any]]:

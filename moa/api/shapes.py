@@ -138,7 +138,8 @@ class Shape:
         if isinstance(event, LinkNews):
             return self._chunk([]) | {"moa": {"link": event.state, "detail": event.detail}}
         if isinstance(event, Reading):
-            return self._chunk([]) | {"moa": {"reading": [event.done, event.total]}}
+            by = {} if event.by == "verifier" else {"by": event.by}
+            return self._chunk([]) | {"moa": {"reading": [event.done, event.total], **by}}
         return self._chunk([]) | {"moa": {"notice": event.message}}
 
     # ---- parts

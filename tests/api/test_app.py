@@ -591,14 +591,16 @@ async def test_the_model_has_other_names_where_it_is_told_so() -> None:
 
 
 async def test_a_stream_shows_that_the_prompt_is_being_read() -> None:
-    story = [Began(), Reading(0, 2060), Reading(512, 2060), *says("x")[1:]]
+    by_device = Reading(5, 9, "device")
+    story = [Began(), Reading(0, 2060), Reading(512, 2060), by_device, *says("x")[1:]]
     async with talk(story) as (_, client):
         reply = await client.post(CHAT, json=chat(stream=True))
-        first, second = [line for line in reply.text.splitlines() if line.startswith(":")]
+        first, second, _ = [line for line in reply.text.splitlines() if line.startswith(":")]
         assert first == ": waiting for an answer to a prompt of 2060 tokens"
         assert second == ": reading the prompt: 512 of 2060 tokens"
         marked = await client.post(CHAT, json=chat(stream=True, moa={"mode": "provisional"}))
         assert '"moa":{"reading":[512,2060]}' in marked.text
+        assert '"moa":{"reading":[5,9],"by":"device"}' in marked.text
         kept = await client.post(CHAT, json=chat(stream=True, moa={"resumable": True}))
         assert "reading" not in kept.text
 

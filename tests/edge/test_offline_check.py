@@ -426,12 +426,17 @@ async def test_an_answer_that_is_saved_while_it_is_corrected_goes_on_where_it_is
         token(2, " far", "verified"),
     )
     client: Any = SimpleNamespace(link=SimpleNamespace(up=True), settings=ClientSettings())
-    check = OfflineCheck(client, scripted, answers, is_latest_turn=False, say=lambda line: None)
+    said: list[str] = []
+    check = OfflineCheck(
+        client, scripted, answers, is_latest_turn=False, say=lambda line: said.append(line.plain)
+    )
     check.start()
     await scripted.told_all.wait()
     dialogue.unverified = check.to_save()
     told = dialogue.take(f"/save {tmp_path / 'chat.json'}")
     await check.leave()
+    assert said[-1].startswith("stopped: ")
+    assert said[-1].endswith(" ends here, and is not whole")
     assert isinstance(told, str)
     assert "of which 1 token is not verified; an answer is being corrected" in told
     later = Dialogue(ClientSettings())

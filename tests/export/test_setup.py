@@ -17,7 +17,7 @@ from edge_client import EdgeClient
 from edge_client.events import AnswerSoFar
 from export.build import step_times
 from export.cli import main
-from export.setup import Setup, make_setup_plan
+from export.setup import Setup, make_setup_plan, next_commands
 from moa.bundle import Bundle
 from moa.errors import UnsupportedModelError
 from testing import gguf_tiny
@@ -52,6 +52,13 @@ async def verified_text(bundle: Path, serve: list[str], count: int) -> list[int]
 @pytest.fixture(autouse=True)
 def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.build.step_times", partial(step_times, threads=(1,), seconds=0.001))
+
+
+def test_a_model_that_is_its_own_target_is_for_an_endpoint() -> None:
+    own = Setup(target="small.gguf", sibling="small.gguf", out=Path("mine"))
+    commands = " ".join(next_commands(own))
+    assert "--upstream URL --bundle mine/bundle" in commands
+    assert "cloud-verifier" not in commands
 
 
 async def test_a_sibling_drafts_and_the_text_is_the_targets(
