@@ -32,7 +32,7 @@ _BYTES_PER_TARGET_WEIGHT = 2
 _GPUS = {"H100": 2600, "RTX 4090": 900}
 NOT_CALIBRATED = (
     "calibration: none, so the device guesses how long it can be trusted alone;"
-    " --calibration FILE measures it"
+    " `moa-export setup --calibration FILE` measures it"
 )
 _DEVICES = {"laptop": 40, "phone": 15}
 """Memory bandwidth in GB/s that a decoder reaches."""

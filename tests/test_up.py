@@ -26,6 +26,7 @@ from packaging.requirements import Requirement
 
 from moa.cli import up as up_command
 from moa.cli.installed import LLAMA_CPP, PACKAGES
+from moa.cli.moa_edge import main as moa_edge
 from moa.errors import UsageError
 from testing.tiny import save_tiny
 from tests.edge.test_screen import on_screen
@@ -73,6 +74,27 @@ def until_gone(*addresses: str) -> None:
     while any(map(listens, addresses)):
         assert time.monotonic() < until, "a child outlives its parent"
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("flag", ["--port", "--verifier-port"])
+def test_a_port_that_cannot_be_had_is_refused_before_anything_is_made(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = str(taken.getsockname()[1])
+        for wrong, said in (
+            (
+                number,
+                f"cannot listen on 127.0.0.1:{number}: Address already in use ({flag} N takes",
+            ),
+            ("99999", f"{flag} 99999: a port is a number from 0 to 65535"),
+        ):
+            # A file that is no model: what is looked at later would be refused, too.
+            models = (__file__, "--device-model", __file__)
+            with pytest.raises(SystemExit) as ended:
+                moa_edge(["up", *models, flag, wrong, "--dry-run"])
+            assert ended.value.code == 2
+            assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])

@@ -29,15 +29,26 @@ from rich.status import Status
 from rich.text import Text
 
 from moa.cli.installed import check_installed
-from moa.cli.programs import USUAL_PORT, Verifier, clean, ended_after, line_with, why_ended
+from moa.cli.programs import (
+    USUAL_PORT,
+    Verifier,
+    clean,
+    ended_after,
+    line_with,
+    usual_port,
+    why_ended,
+)
 from moa.errors import MoaError, UsageError, run_cli
 from moa.process.children import start_child
+from moa.process.listening import Port
 from moa.process.model_places import check_place
 
 PROGRAM = "moa-edge up"
 # The programs, as `module:function`.
 _PLAN = "export.quick_start:main"
 _BUILD = "export.cli:main"
+_PAGES_PORT = 8080
+"""The port of page and API if it is free."""
 _VERIFY = "cloud_verifier.cli:main"
 _SERVE = "edge_client.cli:main"
 _PAGE = "chat page and API at "
@@ -89,7 +100,10 @@ def add(top: argparse.ArgumentParser) -> None:
         "--dtype", default="auto", help="the target's precision (default: %(default)s)"
     )
     top.add_argument(
-        "--port", type=int, default=8080, metavar="N", help="of page and API (default: %(default)s)"
+        "--port",
+        type=int,
+        metavar="N",
+        help=f"of page and API (default: {_PAGES_PORT} if it is free, else any)",
     )
     top.add_argument(
         "--verifier-port",
@@ -130,6 +144,7 @@ async def _up(options: argparse.Namespace) -> int:
     check_place("TARGET", options.target)
     check_place("--device-model", options.device_model)
     check_installed(_extras(options))
+    _check_ports(options)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # not on every system
@@ -149,6 +164,18 @@ async def _up(options: argparse.Namespace) -> int:
         return work.result()
     except _ChildFailed as failure:
         return failure.code
+
+
+def _check_ports(options: argparse.Namespace) -> None:
+    """Raise a `UsageError` for a port that cannot be had: before the bundle is made, which takes
+    minutes."""
+    for flag, number in (("--port", options.port), ("--verifier-port", options.verifier_port)):
+        if number is None:
+            continue
+        if not 0 <= number <= 65535:
+            raise UsageError(f"{flag} {number}: a port is a number from 0 to 65535")
+        with Port("127.0.0.1", number, flag=flag):
+            pass
 
 
 def _extras(options: argparse.Namespace) -> list[str]:
@@ -370,7 +397,8 @@ async def _endpoint(
     """Start the endpoint as a child that ends with `stack`, and wait until it listens. Returns it
     and the address of its chat page. It takes the verifier at this address, and the bundle, or
     without one the embedded one."""
-    arguments = ["serve", f"--verifier={verifier}", f"--port={options.port}"]
+    port = usual_port(_PAGES_PORT) if options.port is None else options.port
+    arguments = ["serve", f"--verifier={verifier}", f"--port={port}"]
     if bundle:
         arguments.append(f"--bundle={bundle}")
     child = await start_child(

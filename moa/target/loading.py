@@ -297,7 +297,9 @@ def locate(
         return folder
     if is_gguf(folder):
         return folder_of(folder, weights=weights, say=say)
-    if isinstance(source, Path) or folder.exists():
+    if folder.exists():
+        raise UsageError(f"no model at {source}: it is neither a folder nor a GGUF file")
+    if isinstance(source, Path):
         raise UsageError(f"no model at {source}: there is no such file or folder")
     return hub.copy_of(source, wanted)
 

@@ -195,7 +195,7 @@ def test_a_sibling_is_compared_with_its_target_where_prompts_are_given(
     if gguf:
         return  # what it does without prompts does not depend on the files
     assert main([*command, "--force"]) == 0
-    assert "--calibration FILE measures it" in capsys.readouterr().err
+    assert "`moa-export setup --calibration FILE` measures it" in capsys.readouterr().err
     assert Bundle.open(tmp_path / "out" / "bundle").manifest.calibration is None
 
 

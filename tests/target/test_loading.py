@@ -138,7 +138,8 @@ def test_an_id_that_the_hub_cannot_give(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_file_is_no_model(folder: Path) -> None:
-    for place in (str(folder / "config.json"), folder / "nowhere", "./nowhere/at/all"):
+    assert "it is neither a folder nor a GGUF file" in refusal(str(folder / "config.json"))
+    for place in (folder / "nowhere", "./nowhere/at/all"):
         assert "there is no such file or folder" in refusal(place)
     assert locate(str(folder)) == folder
     assert "cannot use device 'toaster'" in refusal(folder, device="toaster")
