@@ -42,6 +42,8 @@ def _new(arguments: argparse.Namespace) -> int:
     if arguments.append is None:
         print(f"token: {token}\nline for the token file: {line}")
         return 0
+    if arguments.append.is_file() and arguments.append.stat().st_size:
+        read_entries(arguments.append)  # a verifier takes nothing of an invalid file
     try:
         with arguments.append.open("a", encoding="utf-8") as file:
             arguments.append.chmod(0o600)

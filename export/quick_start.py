@@ -72,7 +72,7 @@ def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, An
         _check_disk(bundle.parent, plan.export.disk)
         _check_memory(plan.export.memory)
     memory = _verifier_memory(target, dtype)
-    lines = list(plan.lines())
+    lines = plan.lines(is_made=is_made)
     if memory is not None:
         lines.append(f"the verifier {memory}")
     return {

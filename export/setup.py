@@ -78,20 +78,25 @@ class SetupPlan:
     trains: bool
     calibrates: bool
 
-    def lines(self) -> list[str]:
-        """Returns the plan as lines for people; every figure is computed, none was measured."""
+    def lines(self, *, is_made: bool = False) -> list[str]:
+        """Returns the plan as lines for people; every figure is computed, none was measured. Nothing
+        is said of the making of a bundle that is made already."""
         sizes = self.export.variant_bytes
         largest_variant = max(sizes.values())
         variants = ", ".join(f"{name} {gigabytes(size)}" for name, size in sizes.items())
         calibration = NOT_CALIBRATED
         if self.calibrates:
             calibration = "calibration: on the prompts given, with the target in memory"
+        making = (
+            f"making it takes {gigabytes(self.export.disk)} of disk,"
+            f" {gigabytes(self.export.memory)} of memory, and about {self.export.seconds:.0f} s on two"
+            " cores that do nothing else"
+        )
         lines = [
             f"target ({self.family}): {self.target_weights / 1e9:.3g}B weights, {gigabytes(self.target_bytes)}"
             f" {self.target_form}, and {self.kv_bytes_per_token / 1024:.4g} kB of KV cache a token",
             f"bundle: {variants}",
-            f"making it takes {gigabytes(self.export.disk)} of disk,"
-            f" {gigabytes(self.export.memory)} of memory, and about {self.export.seconds:.0f} s on two cores",
+            *([] if is_made else [making]),
             f"a forward of the target takes at least: {_least_times(self.target_bytes, _GPUS)}",
             f"a step on the device takes at least: {_least_times(largest_variant, _DEVICES)}",
             calibration,

@@ -287,8 +287,10 @@ def _show_plan(plan: dict[str, Any] | None, options: argparse.Namespace) -> None
         return
     for line in plan["lines"]:
         print(line)
-    kept = "is kept in" if plan["made"] else "will be kept in"
-    print(f"the bundle {kept} {plan['bundle']}")
+    if plan["made"]:
+        print(f"the bundle was made before and is kept: nothing is to be made ({plan['bundle']})")
+    else:
+        print(f"the bundle will be kept in {plan['bundle']}")
 
 
 async def _build(options: argparse.Namespace, plan: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ import pytest
 from cloud_verifier.settings import Settings
 from export import quick_start
 from export.quick_start import main, plan_pair
+from moa.bundle import MANIFEST
 from moa.errors import UsageError
 from moa.gguf import reader
 from moa.target import identity
@@ -42,6 +43,11 @@ def test_no_weight_of_a_folder_is_read(tmp_path: Path, monkeypatch: pytest.Monke
     os.utime(weights, ns=(1, 1))
     changed = plan_pair(target, str(small))
     assert changed["bundle"] != plan["bundle"], "a file that has changed is another model"
+    assert any(line.startswith("making it takes") for line in changed["lines"])
+    made = Path(changed["bundle"])
+    made.mkdir(parents=True)
+    (made / MANIFEST).touch()
+    assert not any(line.startswith("making it") for line in plan_pair(target, str(small))["lines"])
 
 
 def test_a_second_start_reads_what_it_knows_no_second_time(

@@ -273,6 +273,24 @@ def test_a_token_that_nobody_has_seen_opens_nothing(tmp_path: Path) -> None:
     assert file.read_text() == ""
 
 
+def test_no_token_is_added_to_a_file_that_a_verifier_would_not_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("carol notahash\n")
+    with pytest.raises(SystemExit) as caught:
+        main(["token", "new", "--append", str(file)])
+    assert caught.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == "", "no token is shown"
+    assert "line 1: expected NAME sha256:HASH" in said.err
+    assert file.read_text() == "carol notahash\n"
+    file.write_text("# all were revoked\n")
+    with pytest.raises(SystemExit) as caught:
+        main(["token", "new", "--append", str(file)])
+    assert caught.value.code == 0
+
+
 def test_token_new_list_and_revoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "tokens"
 
