@@ -25,11 +25,12 @@ from moa.drafters.registry import StoredDrafter, find
 from moa.errors import UsageError
 from moa.gguf.reader import is_gguf
 from moa.graph.load import LoadedGraph
+from moa.llama.memory_plan import LlamaPlan
 from moa.process.memory import resident_bytes
 from moa.records import DTYPES
 from moa.target.contract import ExpectedLoad, LoadOptions, Target
 from moa.target.loading import read_facts, tokenizer_hash_of
-from moa.target.memory_plan import DrafterMemory, plan_memory
+from moa.target.memory_plan import DrafterMemory, MemoryPlan, plan_memory
 from moa.target.registry import open_target, source_of
 from moa.target.torch_target import pick_dtype, with_states
 from moa.wire.finish import Decode
@@ -93,7 +94,7 @@ def load(settings: Settings) -> Served:
             "device": served.target.machine.device,
             "decoder": served.target.capabilities.decoder,
             "seconds": round(time.monotonic() - began, 3),
-            "slots": served.target.cache.slots,
+            "slots": served.facts.slots,
             "kv_megabytes": round(served.target.memory.kv_bytes / 1e6),
             "records": served.facts.records is not None,
         },
@@ -313,13 +314,18 @@ def _memory_of_drafters(settings: Settings, *stored: StoredDrafter | None) -> Dr
 def load_target(settings: Settings, drafters: DrafterMemory) -> Target:
     """Load the target into memory, with the KV cache that the settings ask for, or what of it fits
     beside the `drafters`."""
+    source = settings.target or str(_embedded().target)
+    kv_tokens = settings.kv_tokens
+    if is_gguf(source) and kv_tokens == Settings.kv_tokens:
+        # Who asks for a longer context than the default holds, and says no more, has one session.
+        kv_tokens = max(kv_tokens, settings.slot_capacity)
     options = LoadOptions(
         device=settings.device,
         dtype=settings.dtype,
         quantize=settings.quantize,
         slots=settings.slots,
         capacity=settings.slot_capacity,
-        kv_tokens=settings.kv_tokens,
+        kv_tokens=kv_tokens,
         exact=not settings.inexact,
         gpu_layers=settings.gpu_layers,
         kv_type=settings.kv_type,
@@ -328,8 +334,7 @@ def load_target(settings: Settings, drafters: DrafterMemory) -> Target:
         threads=settings.threads,
         library=settings.llama_library,
     )
-    source = settings.target or str(_embedded().target)
-    plan = plan_memory(source, options, drafters) if source_of(source).planned else None
+    plan = _memory_plan(source, options, drafters)
     if plan is not None:
         log.info("the target %s", plan, extra={"event": "memory", **plan.figures})
         options = dataclasses.replace(options, kv_tokens=plan.kv_tokens)
@@ -347,6 +352,24 @@ def load_target(settings: Settings, drafters: DrafterMemory) -> Target:
         extra={"event": "slowed"},
     )
     return slowed_down(target, settings.forward_time)
+
+
+def _memory_plan(
+    source: str, options: LoadOptions, drafters: DrafterMemory
+) -> MemoryPlan | LlamaPlan | None:
+    """Returns what the target will take together with the `drafters` beside it, before its weights
+    are read; None where an accelerator computes, which has memory of its own."""
+    kind = source_of(source)
+    if kind.planned:
+        return plan_memory(source, options, drafters)
+    if kind.name != "gguf":
+        return None
+    from moa.llama import target as llama  # loaded where it is asked for
+
+    plan = llama.plan_memory(source, options)
+    if plan is None:
+        return None
+    return dataclasses.replace(plan, drafter=drafters.at_start, drafter_token=drafters.per_token)
 
 
 def stored_drafter(settings: Settings) -> StoredDrafter | None:
@@ -492,15 +515,19 @@ def model_facts(
         dtypes = [d for d in DTYPES if d != "int4" or layout.width % 2 == 0]
         records = RecordContract(layout.count, layout.width, list(dtypes))
     cache = target.cache
+    # Each session holds a page at least. In llama.cpp a page is a whole context, so that there are
+    # fewer of them than slots.
+    slots = min(cache.slots, cache.pages)
     pages_of_a_full_slot = -(-cache.capacity // cache.page_tokens)  # rounded up
-    all_can_be_full = cache.pages >= cache.slots * pages_of_a_full_slot
+    all_can_be_full = cache.pages >= slots * pages_of_a_full_slot
     return ModelFacts(
         target=target.facts.weights_id,
         tokenizer=target.facts.tokenizer_hash,
         drafter=drafter_name,
         vocab_size=target.facts.vocab_size,
         eos_ids=target.facts.eos_ids,
-        slots=cache.slots,
+        slots=slots,
+        slots_limit="slots" if slots == cache.slots else "kv_tokens",
         capacity=cache.capacity,
         records=records,
         stream_records=stream_records,

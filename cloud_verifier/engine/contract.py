@@ -29,6 +29,8 @@ class ModelFacts:
     pages: int = 0
     """Pages of KV cache; 0 if all slots can be full."""
     page_tokens: int = 16
+    slots_limit: str = "slots"
+    """The setting that gives more slots; `kv_tokens` where fewer pages than slots were asked for."""
     takes_guesses: bool = True
     """Whether guesses are verified: an engine behind HTTP decides on its own what comes next."""
     tells_logprobs: bool = True

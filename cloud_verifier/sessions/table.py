@@ -175,7 +175,8 @@ class SessionTable:
         if not self._slots.may_take(session.principal, now):
             victim = self._slots.victim(session, self._sessions.values(), now)
             if victim is None:
-                raise self._busy(session, f"all {self._facts.slots} slots are busy", "slots")
+                message = f"all {self._facts.slots} slots are busy"
+                raise self._busy(session, message, self._facts.slots_limit)
             self.evict(victim, "slot_needed")
         self._slots.take(session.principal)
         session.lease = lease = Lease(session.id, session.principal)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from moa.errors import UsageError
 from moa.gguf.reader import GgufHead, read_head
 from moa.llama.runtime import KV_BITS
 from moa.process.memory import available_bytes
@@ -41,39 +42,55 @@ class LlamaPlan:
     """Sessions whose memory is taken at once."""
     sequences: int
     """Most sessions at once."""
+    capacity: int
+    """Most tokens of a session."""
     free: int
     """Available now; 0 where the system does not say."""
+    drafter: int = 0
+    """Weights of what drafts streams beside it."""
+    drafter_token: int = 0
+    """Keys and values of a session's token there."""
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of all sessions, each a whole context."""
+        return self.sequences * self.capacity
 
     @property
     def at_start(self) -> int:
         """Before any session."""
         weights = 0 if self.mapped else self.weights
-        return weights + self.block * self.sequence + _LIBRARIES
+        return weights + self.block * self.sequence + self.drafter + _LIBRARIES
 
     @property
     def at_most(self) -> int:
         """With as many sessions as there may be."""
-        return self.at_start + (self.sequences - self.block) * self.sequence
+        more = (self.sequences - self.block) * self.sequence
+        return self.at_start + more + self.kv_tokens * self.drafter_token
 
     @property
     def figures(self) -> dict[str, int]:
-        """All sizes by name, in megabytes, for logs."""
+        """All sizes by name, in megabytes but for the sessions and the tokens, for logs."""
         sizes = {
             "weights": self.weights,
             "session": self.sequence,
+            "drafter": self.drafter,
             "libraries": _LIBRARIES,
             "at_start": self.at_start,
             "at_most": self.at_most,
             "free": self.free,
         }
-        return {f"{name}_mb": round(size / 1e6) for name, size in sizes.items()}
+        figures = {f"{name}_mb": round(size / 1e6) for name, size in sizes.items()}
+        return figures | {"sessions": self.sequences, "kv_tokens": self.kv_tokens}
 
     def __str__(self) -> str:
         weights = "stay in the file" if self.mapped else _gb(self.weights)
         free = f"; {_gb(self.free)} are free" if self.free else ""
+        drafter = f", drafter {_gb(self.drafter)}" if self.drafter else ""
         return (
             f"takes {_gb(self.at_start)} on a processor: weights {weights},"
-            f" {self.block} sessions {_gb(self.block * self.sequence)}, libraries {_gb(_LIBRARIES)};"
+            f" {self.block} sessions {_gb(self.block * self.sequence)}{drafter},"
+            f" libraries {_gb(_LIBRARIES)};"
             f" up to {_gb(self.at_most)} with {self.sequences} sessions at once{free}"
         )
 
@@ -102,6 +119,7 @@ def plan_of(head: GgufHead, options: LoadOptions) -> LlamaPlan:
         sequence=sequence,
         block=min(sequences, together),
         sequences=sequences,
+        capacity=capacity,
         free=free,
     )
 
@@ -112,7 +130,14 @@ def capacity_of(head: GgufHead, options: LoadOptions) -> int:
 
 
 def most_sequences(options: LoadOptions, capacity: int) -> int:
-    """Sessions at once that the settings allow, whatever the memory."""
+    """Sessions at once that the settings allow, whatever the memory. A `UsageError` where that is
+    none: a session holds a whole context from its start."""
+    if 0 < options.kv_tokens < capacity:
+        raise UsageError(
+            f"--kv-tokens {options.kv_tokens} holds no session: with a GGUF file each takes a whole"
+            f" context, {capacity:,} tokens here",
+            hint=f"give --kv-tokens {capacity} at least, or lower --max-context-tokens",
+        )
     full = options.slots * capacity
     return min(-(-min(options.kv_tokens or full, full) // capacity), MOST_SEQUENCES)
 

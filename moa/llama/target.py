@@ -35,6 +35,7 @@ from moa.llama.library import Library, find, load
 from moa.llama.memory_plan import (
     KV_TYPE,
     PADDING,
+    LlamaPlan,
     capacity_of,
     is_mixture,
     kv_bytes_per_token,
@@ -160,16 +161,8 @@ class LlamaTarget:
     @classmethod
     def open(cls, source: str, options: LoadOptions) -> Self:
         """Load a GGUF file; errors are one clear line."""
-        # A file says itself what its weights are stored in.
-        options.refuse(source, "dtype", "quantize")
-        if options.device not in ("auto", "cpu"):
-            raise UsageError(
-                f"--device {options.device} does not go with a GGUF file",
-                hint="cpu, or leave it out: --gpu-layers says how much is on a card",
-            )
-        path = Path(source)
-        read_head(path)  # a damaged file is refused whether llama.cpp is installed or not
-        return cls(path, load(find(options.library)), options)
+        _check(source, options)
+        return cls(Path(source), load(find(options.library)), options)
 
     # ---- what it is
 
@@ -344,6 +337,36 @@ class LlamaTarget:
         self.runtime.close()
 
 
+def plan_memory(source: str, options: LoadOptions) -> LlamaPlan | None:
+    """What a GGUF file will take of this machine's memory, before its weights are read. None where
+    a card computes, which has memory of its own. What cannot be loaded is refused as by `open`."""
+    head = _check(source, options)
+    if _on_card(load(find(options.library)), options):
+        most_sequences(options, capacity_of(head, options))  # raises where it is none
+        return None
+    return plan_of(head, options)
+
+
+def _check(source: str, options: LoadOptions) -> GgufHead:
+    """The head of a file; a `UsageError` where it is damaged, whether llama.cpp is installed or not,
+    or where the options do not go with it."""
+    # A file says itself what its weights are stored in.
+    options.refuse(source, "dtype", "quantize")
+    if options.device not in ("auto", "cpu"):
+        raise UsageError(
+            f"--device {options.device} does not go with a GGUF file",
+            hint="cpu, or leave it out: --gpu-layers says how much is on a card",
+        )
+    head = read_head(Path(source))
+    check_kv_type(options.kv_type or KV_TYPE)  # before anything is computed from it
+    return head
+
+
+def _on_card(library: Library, options: LoadOptions) -> bool:
+    """Whether layers go to a graphics card."""
+    return options.device != "cpu" and options.gpu_layers != 0 and library.has_card
+
+
 def _shape(
     head: GgufHead, library: Library, options: LoadOptions, capacity: int
 ) -> tuple[Shape, CallSizes | None]:
@@ -352,11 +375,9 @@ def _shape(
     on it. And how many tokens a call has, so that each gets the same bits in all of them; None
     where no such sizes are known, or they are not asked for."""
     kv_type = options.kv_type or KV_TYPE
-    check_kv_type(kv_type)  # before anything is computed from it
     cells = capacity + PADDING
     threads = options.threads or _threads()
-    on_card = options.device != "cpu" and options.gpu_layers != 0 and library.has_card
-    if not on_card:
+    if not _on_card(library, options):
         plan = plan_of(head, options)
         value_type, sizes = _in_one_order(head, library, options, threads)
         shape = Shape(
