@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ from moa.api.answer import (
     Scored,
 )
 from moa.api.encoding import answer_limit, encoded
+from moa.api.errors import stopping
 from moa.api.fairness import charged
 from moa.api.logprobs import scored
 from moa.api.tools import ToolFormat
@@ -44,6 +46,7 @@ from moa.wire import (
     encode,
     remote_error,
 )
+from moa.wire.codes import Code
 from moa.wire.events import Advanced, Ready, Recovered, Refused, Working
 from moa.wire.limits import Limits
 from moa.wire.messages import (
@@ -178,15 +181,17 @@ class VerifierAnswerer:
 
     async def admit(self, ask: AnswerRequest, encoded: Encoded) -> None:
         """Compile the answer's grammar, if it has one, before the answer begins; an error if it
-        cannot be compiled. The result is kept for the answer's session."""
-        if encoded.grammar is None:
-            return
+        cannot be compiled, or if this process is about to stop. The result is kept for the answer's
+        session."""
         try:
+            self._service.check_goes_on()
+            if encoded.grammar is None:
+                return
             await self._service.matcher(
                 ask.principal, encoded.grammar, len(encoded.ids), encoded.ids
             )
         except Refusal as refused:
-            raise remote_error(refused.error()) from None
+            raise _as_exception(refused.error()) from None
 
     async def answer(
         self, ask: AnswerRequest, encoded: Encoded
@@ -417,7 +422,7 @@ async def connected(service: Service, principal: str) -> AsyncIterator[Loopback]
             case Welcome():
                 yield line
             case Error() as error:
-                raise remote_error(error)
+                raise _as_exception(error)
             case other:
                 raise RemoteError("internal", f"the verifier began with {type(other).__name__}")
     finally:
@@ -434,6 +439,9 @@ class _Exchange:
         self._predicted = predicted
         self._progress = time.monotonic()
         self._losses = 0
+        self._prompt_length = len(session.log)
+        self._kept: deque[ServerMessage] = deque()
+        """What the service has said while the session waited to ask again."""
         self.streams = 0
         """Streams that were asked for."""
 
@@ -476,21 +484,38 @@ class _Exchange:
         refusal that says so."""
         self._losses += 1
         if self._losses > _MOST_LOSSES and isinstance(message, Error):
-            raise remote_error(message)
+            raise _as_exception(message)
 
     async def _sit_out(self, refused: Refused) -> None:
         """Wait until a request that was refused may be sent again; raise the refusal if it never
         may, or if nothing has come of the session for long."""
-        if not refused.retry or time.monotonic() - self._progress > _REFUSED_SECONDS:
-            raise remote_error(refused.error)
-        await asyncio.sleep(max(0.01, refused.retry_after))
+        # A device would ask another verifier; from here there is no way to one.
+        is_stopping = refused.error.code == Code.DRAINING
+        is_late = time.monotonic() - self._progress > _REFUSED_SECONDS
+        if is_stopping or is_late or not refused.retry:
+            raise _as_exception(refused.error)
+        await self._pause(max(0.01, refused.retry_after))
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for so long. What the service says meanwhile is kept for later, unless it stops."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while True:
+                    self._kept.append(await self._hear())
+
+    async def _hear(self) -> ServerMessage:
+        """Wait for the service's next message. If the service stops, an answer of which nothing is
+        written yet ends: whoever asked for it can ask another server. The drain waits for the
+        others."""
+        while isinstance(message := await self._line.get(), Goaway):
+            if len(self._session.log) == self._prompt_length:
+                raise stopping()
+        return message
 
     async def _next_message(self) -> ServerMessage:
         """Wait for the next message of the service that is about the session."""
         while True:
-            message = await self._line.get()
-            if isinstance(message, Goaway):
-                continue  # a drain waits for this answer
+            message = self._kept.popleft() if self._kept else await self._hear()
             if getattr(message, "session", None) != self._session.id:
                 raise MoaError(f"unexpected message {type(message).__name__} for another session")
             if isinstance(message, Error) and message.round and self._session.opening:
@@ -504,6 +529,12 @@ class _Exchange:
             self._line.put(request)
         for guesses in self._predicted.again():
             self._line.put(guesses)
+
+
+def _as_exception(error: Error) -> MoaError:
+    """The exception for a refusal of the service. That it stops, the API has an error of its own
+    for."""
+    return stopping() if error.code == Code.DRAINING else remote_error(error)
 
 
 def _sampling(ask: AnswerRequest) -> SamplingSettings:

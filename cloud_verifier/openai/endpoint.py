@@ -34,6 +34,7 @@ async def endpoint(
     access = Access(
         auth.principal,
         watching=auth.watching_key,
+        refused=auth.refused,
         host=settings.openai_address[0],
         hosts=settings.openai_hosts,
         origins=settings.origins,

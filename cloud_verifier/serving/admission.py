@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from cloud_verifier.logs import log
 from cloud_verifier.serving.auth import OPERATOR, Authenticator, Caller, may_measure
 from cloud_verifier.sessions.service import Service
 from moa.api.access import ANONYMOUS, Hosts
@@ -72,7 +71,7 @@ class Admission:
             return text_reply(http.HTTPStatus.OK, path.removeprefix("/health/"))
         caller = self._auth.caller(authorization)
         if caller is None:
-            log.warning("unauthorized", extra={"peer": peer, "event": "unauthorized"})
+            self._auth.refused(peer)
             return _NO_TOKEN
         if caller.principal == ANONYMOUS and not self._hosts.serve(host):
             return _OTHER_HOST

@@ -130,6 +130,10 @@ class Authenticator:
             return None
         return Caller(matching[0], presented)
 
+    def refused(self, peer: str) -> None:
+        """Log that a caller at this address had no valid token."""
+        log.warning("unauthorized", extra={"peer": peer, "event": "unauthorized"})
+
     @contextlib.contextmanager
     def watching(self, caller: Caller, end: Callable[[], None]) -> Iterator[None]:
         """Call `end`, once, if the token of this caller is revoked while the body runs."""

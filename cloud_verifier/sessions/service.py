@@ -180,11 +180,15 @@ class Service:
 
     # ---- from a connection to the engine
 
+    def check_goes_on(self) -> None:
+        """Raise the `Refusal` of new work if this process is about to stop."""
+        if self.draining:
+            raise Refusal(Code.DRAINING, "this verifier is stopping", retry_after_ms=0)
+
     def admit(self, principal: str, tokens: int) -> None:
         """Count tokens of new work against the principal's rate; a `Refusal` if that is used up, or
         if this process is about to stop."""
-        if self.draining:
-            raise Refusal(Code.DRAINING, "this verifier is stopping", retry_after_ms=0)
+        self.check_goes_on()
         budget = self.principal(principal).tokens
         now = self.clock()
         if (wait := budget.wait(tokens, now)) > 0:

@@ -73,12 +73,15 @@ class Access:
         hosts: Sequence[str] = (),
         origins: Sequence[str] = (),
         watching: Watching = lambda authorization, end: nullcontext(),
+        refused: Callable[[str], None] = lambda peer: None,
     ) -> None:
         """`principals` tells a caller's name from its key, and `watching` whether the key is revoked
-        later: without it none is. The endpoint is served at `host` and
-        under the names `hosts`; `origins` are the websites whose pages may use it."""
+        later: without it none is. `refused` is told the address of a caller without a valid key.
+        The endpoint is served at `host` and under the names `hosts`; `origins` are the websites
+        whose pages may use it."""
         self._principals = principals
         self.watching = watching
+        self._refused = refused
         self._hosts = Hosts((host, *hosts))
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 
@@ -109,10 +112,11 @@ class Access:
         is_followed_link = headers.get("sec-fetch-mode") == "navigate"
         return is_cross_site and not is_followed_link
 
-    def principal(self, authorization: Sequence[str]) -> str:
-        """The caller's name, from the Authorization headers."""
+    def principal(self, authorization: Sequence[str], peer: str) -> str:
+        """The caller's name, from the Authorization headers; `peer` is its address."""
         name = self._principals(authorization)
         if name is None:
+            self._refused(peer)
             raise ApiError(
                 401, "a valid api key is needed: Authorization: Bearer KEY", code="invalid_api_key"
             )

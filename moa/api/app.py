@@ -339,7 +339,8 @@ class Api:
         time that the function takes."""
 
         async def checked(request: Request) -> Response:
-            principal = self.access.principal(request.headers.getlist("authorization"))
+            keys = request.headers.getlist("authorization")
+            principal = self.access.principal(keys, _peer(request))
             try:
                 async with self._fairness.turn(principal):
                     response: Response = await charged(endpoint(request, principal))
@@ -349,6 +350,11 @@ class Api:
             return response
 
         return checked
+
+
+def _peer(request: Request) -> str:
+    """The other end's address, for the log."""
+    return f"{request.client.host}:{request.client.port}" if request.client else ""
 
 
 async def _first(events: AsyncGenerator[Any, None]) -> Any:

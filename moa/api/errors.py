@@ -57,6 +57,11 @@ class ApiError(MoaError):
         return headers
 
 
+def stopping() -> ApiError:
+    """The error of a request that this server answers no more, because it is about to end."""
+    return ApiError(503, "this server stops: ask again", code="server_stopping", retry_after=5.0)
+
+
 def bad(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """The error of a request that is wrong."""
     return ApiError(400, message, param=param, code=code)

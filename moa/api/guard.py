@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moa.api.access import Access
-from moa.api.errors import ApiError, from_error
+from moa.api.errors import ApiError, from_error, stopping
 from moa.api.fairness import Fairness
 from moa.api.http import DONE, Json, event_frame
 from moa.api.metrics import ApiMetrics
@@ -26,7 +26,6 @@ _DEFECTS_PER_SECOND = 0.2
 """Log lines with a traceback."""
 _STRANGERS = (401, 403, 404, 405)
 """Statuses of refusals that anybody can get without a key, as often as they like."""
-_STOPPING = ApiError(503, "this server stops: ask again", code="server_stopping", retry_after=5.0)
 _REVOKED = ApiError(
     401,
     "the api key was revoked while this was answered: ask for another one",
@@ -95,7 +94,7 @@ class Guard:
         except asyncio.CancelledError:
             # The server stops, and waits no longer for this answer. Whoever asked is told so; and
             # what is raised from here would be logged as a defect.
-            await self._end(_STOPPING, scope, receive, response)
+            await self._end(stopping(), scope, receive, response)
         except Exception as error:
             if until_revoked.expired():
                 await self._end(_REVOKED, scope, receive, response)

@@ -9,7 +9,7 @@ import copy
 import gc
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,11 @@ import torch
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.cli import main
-from cloud_verifier.openai.answerer import Tokenizer
+from cloud_verifier.logs import log
+from cloud_verifier.openai.answerer import Tokenizer, VerifierAnswerer
 from cloud_verifier.openai.endpoint import endpoint
 from cloud_verifier.serving.auth import Authenticator
+from cloud_verifier.sessions.slots import SlotShares
 from cloud_verifier.settings import Settings
 from edge_client.device import Device
 from edge_client.serve.endpoint import model_name as edge_model_name
@@ -40,6 +42,8 @@ from tests.verifier.kit import PATIENCE, generate, held_forward, principals, unt
 SETTINGS = Settings(port=0, openai="0", slots=4, device="cpu", dtype="float32")
 QUESTION = [{"role": "user", "content": "What is 17 + 25 - 9?"}]
 MODEL = "target"
+WITHOUT_PLACE = "busy", "slots"
+DRAINING = "draining", ""
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 Both = tuple[Verifier, openai.AsyncOpenAI]
 
@@ -84,6 +88,22 @@ def truth(count: int) -> str:
     return str(
         target.tokenizer.decode(generate(target.model, ids, count), skip_special_tokens=True)
     )
+
+
+@contextlib.contextmanager
+def draining(verifier: Verifier) -> Iterator[None]:
+    """The verifier drains while the body runs, and serves again behind it."""
+    verifier.service.drain("the test", PATIENCE)
+    try:
+        yield
+    finally:
+        verifier.service.draining = False
+
+
+def refusals(verifier: Verifier, code: str, limit: str) -> float:
+    """How many requests the service has refused for this reason."""
+    named = {"code": code, "limit": limit}
+    return verifier.metrics.registry.get_sample_value("moa_refusals_total", named) or 0.0
 
 
 async def said(client: openai.AsyncOpenAI, **how: Any) -> Any:
@@ -241,12 +261,94 @@ async def test_a_drain_waits_for_the_answers_that_run(both: Both) -> None:
     first = ""
     while not first:  # its one round has begun
         first = (await anext(stream)).choices[0].delta.content or ""
-    verifier.service.drain("the test", PATIENCE)
+    with draining(verifier):
+        assert first + await text_of(stream) == truth(30)
+
+
+async def test_a_drain_refuses_new_answers_and_ends_those_without_a_token_at_once(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verifier, client = both
+    # Who is refused a place would ask again long after this test.
+    monkeypatch.setattr(SlotShares, "appointment", lambda *_: 10 * PATIENCE)
+    prompt = embedded().target.tokenizer.apply_chat_template(
+        QUESTION, add_generation_prompt=True, return_dict=False
+    )
+    async with asyncio.timeout(PATIENCE):
+        with held_forward(verifier, behind=len(prompt)) as (entered, release):
+            runs = await said(client, max_tokens=24, stream=True)
+            first = ""
+            while not first:
+                first = (await anext(runs)).choices[0].delta.content or ""
+            assert await asyncio.to_thread(entered.wait, PATIENCE)
+            drained = refusals(verifier, *DRAINING)
+            before = refusals(verifier, *WITHOUT_PLACE)
+            # With the one that asks for a whole answer, two more than there are slots left.
+            crowd = range(verifier.service.table.slots_free + 1)
+            waiting = [await said(client, max_tokens=24, stream=True) for _ in crowd]
+            whole = asyncio.create_task(said(client, max_tokens=24))
+            await until(lambda: refusals(verifier, *WITHOUT_PLACE) == before + 2)
+            with draining(verifier):
+                for stream in waiting:
+                    with pytest.raises(openai.APIError, match="this server stops") as ended:
+                        await text_of(stream)
+                    assert ended.value.code == "server_stopping"
+                asked: list[Any] = [whole, said(client, max_tokens=24)]
+                for answer in (*asked, said(client, max_tokens=24, stream=True)):
+                    with pytest.raises(openai.InternalServerError) as refused:
+                        await answer
+                    assert (refused.value.status_code, refused.value.code) == (
+                        503,
+                        "server_stopping",
+                    )
+                    assert int(refused.value.response.headers["retry-after"]) > 0
+                assert refusals(verifier, *DRAINING) == drained, "nothing is asked of the engine"
+                release.set()
+                assert first + await text_of(runs) == truth(24)
+    await until(lambda: not len(verifier.service.table))
+
+
+async def test_an_answer_that_a_drain_overtakes_ends_at_its_first_refusal(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verifier, client = both
+    before = refusals(verifier, *DRAINING)
+    real = VerifierAnswerer.admit
+
+    async def admit(self: Any, *asked: Any) -> None:
+        await real(self, *asked)
+        verifier.service.draining = True
+
+    monkeypatch.setattr(VerifierAnswerer, "admit", admit)
     try:
-        text = await text_of(stream)
+        stream = await said(client, max_tokens=24, stream=True)
+        with pytest.raises(openai.APIError, match="this server stops") as ended:
+            await text_of(stream)
     finally:
         verifier.service.draining = False
-    assert first + text == truth(30)
+    assert ended.value.code == "server_stopping"
+    assert refusals(verifier, *DRAINING) == before + 1
+
+
+async def test_a_wrong_or_revoked_key_is_logged_with_its_address(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "propagate", True)
+    auth, alice, _ = principals(tmp_path, "alice", "bob")
+    async with running(auth=auth) as (_, client):
+        with pytest.raises(SystemExit):
+            main(["token", "revoke", str(tmp_path / "tokens"), "alice"])
+        for key in ("wrong", alice):
+            with pytest.raises(openai.AuthenticationError):
+                await said(client.with_options(api_key=key), max_tokens=4)
+    logged = [one for one in caplog.records if one.getMessage() == "unauthorized"]
+    assert len(logged) == 2
+    for one in logged:
+        # The name of the logger has its lines bounded by address.
+        fields = vars(one)
+        assert (one.name, one.levelname) == ("cloud_verifier", "WARNING")
+        assert fields["event"] == "unauthorized"
+        assert re.fullmatch(r"127\.0\.0\.1:\d+", fields["peer"])
 
 
 @pytest.mark.parametrize("failures", [1, 1000])
