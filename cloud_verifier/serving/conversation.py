@@ -75,28 +75,23 @@ async def converse(
     who: Who = {"peer": socket.peer, "principal": principal}
     async with _orderly_end(socket, who):
         channel = Channel(service, principal, socket.meter, socket.peer)
-        async with _writing(channel, socket, who) as writer:
-            with watching(channel.revoked):
-                await _take_frames(channel, socket, writer)
-
-
-async def _take_frames(channel: Channel, socket: Socket, writer: asyncio.Task[None]) -> None:
-    """Hand a connection's frames to its channel until it ends. If the channel ends it, what it has
-    said before is written yet."""
-    try:
-        async for frame in socket:
-            if not isinstance(frame, bytes):
-                raise CloseConnection(CloseCode.BAD_DATA, "frames are binary")
-            await channel.receive(frame, socket.arrived)
-            # Between frames that arrived together, other connections get their turn.
-            await asyncio.sleep(0)
-    except CloseConnection as end:
-        channel.outbox.end(end)
-        await writer
+        async with _writing(channel, socket, who, watching) as writer:
+            try:
+                async for frame in socket:
+                    if not isinstance(frame, bytes):
+                        raise CloseConnection(CloseCode.BAD_DATA, "frames are binary")
+                    await channel.receive(frame, socket.arrived)
+                    # Between frames that arrived together, other connections get their turn.
+                    await asyncio.sleep(0)
+            except CloseConnection as end:
+                channel.outbox.end(end)
+                await writer
 
 
 @contextlib.asynccontextmanager
-async def _writing(channel: Channel, socket: Socket, who: Who) -> AsyncIterator[asyncio.Task[None]]:
+async def _writing(
+    channel: Channel, socket: Socket, who: Who, watching: Watching
+) -> AsyncIterator[asyncio.Task[None]]:
     """A context in which what the channel has to say is written to its socket; yields the task that
     does so. Beside it, the connection ends if no hello comes in time. At the end of the context the
     channel is closed."""
@@ -110,7 +105,8 @@ async def _writing(channel: Channel, socket: Socket, who: Who) -> AsyncIterator[
         tasks.append(asyncio.create_task(_await_hello(socket, channel)))
         writer = asyncio.create_task(_write(socket, channel.outbox, who))
         tasks.append(writer)
-        yield writer
+        with watching(channel.revoked):
+            yield writer
     finally:
         for task in tasks:
             task.cancel()

@@ -164,7 +164,8 @@ class Transport:
         """Serve one websocket until it ends."""
         _bound_kernel_buffer(connection, self._service.limits.send_buffer_bytes)
         ours = _ours(connection)
-        assert ours.caller is not None  # `_request` has let it in
+        if ours.caller is None:
+            raise RuntimeError("a websocket has opened that `_request` has not let in")
         watching = partial(self._admission.watching, ours.caller)
         await converse(self._service, ours, ours.caller.principal, watching)
 

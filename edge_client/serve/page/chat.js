@@ -67,7 +67,7 @@ export function progressOf(node, live) {
   const open = live.characters.length - live.verified;
   const notes = [];
   if (node.earlier) notes.push(`asked again: ${CHANGED_BEFORE}`);
-  // Of nothing read nobody knows whether it is being read: many engines do not tell.
+  // Many engines do not tell what they read.
   if (!live.characters.length && node.reading?.done) {
     notes.push(`reading the prompt, ${node.reading.done} of ${node.reading.total} tokens`);
   }
