@@ -38,7 +38,7 @@ SHARED: dict[ModuleType, tuple[str, ...]] = {
     http: ("SIGN_SECONDS",),
     tree: ("MASKED",),
     cache: ("_FIRST_ROWS",),
-    drafter: ("_CHUNK",),
+    drafter: ("LONGEST_PIECE",),
 }
 """Names of each module's shared constants. JavaScript has the same names, without a leading
 underscore: there all of them are for other modules."""

@@ -4,7 +4,7 @@
 // ids so far; the cached part is found by comparison. Array sizes are Python's too, so that both
 // add up the same numbers in the same order.
 
-import { CHUNK, FIRST_ROWS, MASKED } from "./turn/constants.js";
+import { FIRST_ROWS, LONGEST_PIECE, MASKED } from "./turn/constants.js";
 import { gumbel } from "./turn/noise.js";
 
 // Keys and values of each layer as [1, heads, rows, width], which grow by doubling; unused rows are
@@ -78,7 +78,7 @@ export class Drafter {
   async *#follow(ids, sampling) {
     let known = this.#keep(ids.slice(0, -1));
     for (;;) {
-      let stop = Math.min(known + CHUNK, ids.length);
+      let stop = Math.min(known + LONGEST_PIECE, ids.length);
       // The last attends to the target's rows.
       if (this.graph.borrowed && known < stop - 1) stop = Math.min(stop, ids.length - 1);
       const piece = ids.slice(known, stop);
