@@ -95,7 +95,7 @@ class TurnShell:
             case Send(messages):
                 await self._send(messages, box)
             case Grow() | Write():
-                return await self._draft(action)
+                return await self._draft(action, box)
             case Wait(until):
                 await box.wait(None if until is None else max(0.0, until - perf_counter()))
             case Drop():  # the connection is dead: the link opens another one
@@ -103,12 +103,12 @@ class TurnShell:
                 self.link.drop()
         return None
 
-    async def _draft(self, action: Grow | Write) -> Progress | None:
-        """Have the drafter work for a few milliseconds, and give the machine the result if it is
-        ready. If it is not, and the user waits for text from it, returns how far the drafter has
-        read the prompt."""
+    async def _draft(self, action: Grow | Write, box: Mailbox) -> Progress | None:
+        """Have the drafter work for a few milliseconds, or until a message arrives, and give the
+        machine the result if it is ready. If it is not, and the user waits for text from it,
+        returns how far the drafter has read the prompt."""
         try:
-            result = await self.worker.run(action)
+            result = await self.worker.run(action, box)
             self.machine.drafter_reads(self.worker.reading is not None)
             if result is not None:
                 self.machine.ran(action, result, perf_counter())

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from edge_client.link.mailbox import Mailbox
 from edge_client.turn.actions import Grow, Write
 from edge_client.turn.controller import GUESSED, Controller
 from edge_client.turn.step_thread import StepThread
@@ -31,7 +32,7 @@ _UNWANTED_SECONDS = 1.0
 _ENDING_SECONDS = 2.0
 """How long a step may take to its next operator, where it ends."""
 _SLICE = 0.05
-"""Longest wait for a step in the thread, in seconds, before messages and deadlines are looked at."""
+"""Longest wait for a step in the thread, in seconds, before deadlines are looked at."""
 _IDS = 2**31
 """Every token id is smaller than this."""
 _TRIED = TreeShape(4, 3, 12)
@@ -83,20 +84,21 @@ class DrafterWorker:
     _yield_at: float = 0.0
     """When the event loop must have had a turn, although every result is ready at once."""
 
-    async def run(self, action: Grow | Write) -> Any:
-        """Let the drafter work for a few milliseconds. Returns its result once that is ready, the
-        grown tree of guesses or the token to write, else None: the same action is then given again.
+    async def run(self, action: Grow | Write, box: Mailbox) -> Any:
+        """Let the drafter work for a few milliseconds, or until a message arrives in the turn's
+        mailbox. Returns its result once that is ready, the grown tree of guesses or the token to
+        write, else None: the same action is then given again.
 
         Whatever the drafter raises becomes a `DeviceError`, and the drafter counts as failed.
         """
         try:
             if not self._is_about(action):  # other work than the last call's
-                if self._pending is not None and not await self._landed():
+                if self._pending is not None and not await self._landed(box):
                     # A step of earlier work, which must end before the caches are used again.
                     return None
                 self._count_ended_step()
                 self._begin(action)
-            done, result = await self._run_steps()
+            done, result = await self._run_steps(box)
             if done:
                 _check(action, result)
             return result
@@ -174,14 +176,14 @@ class DrafterWorker:
             return False
         return current.ids is action.ids or current.ids == action.ids
 
-    async def _run_steps(self) -> tuple[bool, Any]:
+    async def _run_steps(self, box: Mailbox) -> tuple[bool, Any]:
         """Run steps of the current work until there is a result or `BLOCKING` seconds are over;
         returns whether there is a result, and the result. Short steps run here, long ones in the
         thread."""
         until = perf_counter() + BLOCKING
         while True:
             if self._pending is not None or self._step_seconds > BLOCKING:
-                ended_step = await self._step_in_thread()
+                ended_step = await self._step_in_thread(box)
                 if ended_step is None:
                     return False, None
                 done, result = ended_step
@@ -199,7 +201,7 @@ class DrafterWorker:
                 await asyncio.sleep(0)
                 return False, None
 
-    async def _step_in_thread(self) -> tuple[bool, Any] | None:
+    async def _step_in_thread(self, box: Mailbox) -> tuple[bool, Any] | None:
         """Have the thread run a step, or go on waiting for the one that it runs. Returns what the
         step returned, None if it has not ended yet."""
         if self._pending is None:
@@ -207,7 +209,8 @@ class DrafterWorker:
             usual = self.controller.reading_seconds(tokens)
             self._in_thread = self.thread.run_step(self._step, usual)
             self._pending = asyncio.wrap_future(self._in_thread)
-        if not await self._landed():
+            self._pending.add_done_callback(lambda _: box.news.set())
+        if not await self._landed(box):
             return None
         ended_step = self._pending
         self._pending = None
@@ -247,12 +250,13 @@ class DrafterWorker:
             self._pending.add_done_callback(lambda step: step.cancelled() or step.exception())
         self._pending = None
 
-    async def _landed(self) -> bool:
-        """Whether the step in the thread is done. It is waited for only a moment, so that messages
-        are looked at meanwhile. An error if the thread hangs, in this step or in one of another
-        conversation before it."""
+    async def _landed(self, box: Mailbox) -> bool:
+        """Whether the step in the thread is done. It is waited for only a moment, and no longer when
+        a message arrives: the text of that is shown, and not kept behind the step. An error if the
+        thread hangs, in this step or in one of another conversation before it."""
         assert self._pending is not None
-        await asyncio.wait([self._pending], timeout=_SLICE)
+        if not self._pending.done():
+            await box.wait(_SLICE)
         if self._pending.done():
             return True
         if stuck := self.thread.stuck_for(perf_counter()):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from edge_client.client import EdgeClient
+from edge_client.link.mailbox import Mailbox
 from edge_client.turn.actions import Grow
 from edge_client.turn.controller import Controller
 from edge_client.turn.worker import DrafterWorker
@@ -51,7 +52,7 @@ async def test_a_piece_of_a_prompt_is_no_step(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(controller.step, "observe", lambda width, seconds: steps.append(width))
     worker = DrafterWorker(device.new_drafter(), SamplingSettings(), controller, device.thread)
     for _ in range(2):
-        while await worker.run(Grow(IDS, 1, -1e9)) is None:
+        while await worker.run(Grow(IDS, 1, -1e9), Mailbox()) is None:
             pass
     assert steps == [1]
 

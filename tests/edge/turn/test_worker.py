@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from edge_client.link.mailbox import Mailbox
 from edge_client.turn import step_thread
 from edge_client.turn import worker as module
 from edge_client.turn.actions import Write
@@ -17,6 +18,7 @@ from edge_client.turn.step_thread import StepThread
 from edge_client.turn.worker import DrafterWorker
 from moa.errors import DeviceError
 from moa.sampling import SamplingSettings
+from moa.wire import messages as m
 from tests.edge import kit
 
 PATIENCE = 60.0
@@ -37,14 +39,46 @@ async def test_a_step_behind_those_of_other_conversations_is_taken_back(
     over = threading.Event()
     other = worker.thread.submit(over.wait, PATIENCE)
     try:
-        assert await worker.run(Write([1])) is None
+        assert await worker.run(Write([1]), Mailbox()) is None
         await worker.finish()
     finally:
         over.set()
     assert other.result(PATIENCE)
     assert not worker.failed
-    while await worker.run(Write([1])) is None:
+    while await worker.run(Write([1]), Mailbox()) is None:
         pass
+
+
+async def test_a_message_does_not_wait_for_a_step(
+    worker: DrafterWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SLICE", PATIENCE)
+    over = threading.Event()
+    box = Mailbox()
+
+    def steps(*_: object) -> Iterator[None]:
+        assert over.wait(PATIENCE)
+        yield
+
+    monkeypatch.setattr(worker.drafter, "guess", steps)
+    asyncio.get_running_loop().call_soon(box.put, 0.0, m.Goaway(reason="restart"), 1)
+    try:
+        async with asyncio.timeout(PATIENCE / 2):
+            assert await worker.run(Write([1]), box) is None
+        assert box.messages
+    finally:
+        over.set()
+    await worker.finish()
+
+
+async def test_a_step_that_ends_is_not_kept_waiting_for_a_message(
+    worker: DrafterWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SLICE", PATIENCE)
+    box = Mailbox()
+    async with asyncio.timeout(PATIENCE / 2):
+        while await worker.run(Write([1]), box) is None:
+            pass
 
 
 @pytest.mark.parametrize("how", ["it fails", "it comes to its end"])
@@ -61,7 +95,7 @@ async def test_a_step_that_runs_is_ended(
 
     monkeypatch.setattr(worker.drafter, "guess", steps)
     monkeypatch.setattr(worker.drafter, "end_steps", told.set)
-    assert await worker.run(Write([1])) is None
+    assert await worker.run(Write([1]), Mailbox()) is None
     await worker.finish()
     assert told.is_set()
     assert worker.failed is (how == "it fails")
@@ -100,7 +134,7 @@ async def reading(
     monkeypatch.setattr(worker.drafter, "guess", steps)
     action = Write([1] * tokens)
     try:
-        assert await worker.run(action) is None
+        assert await worker.run(action, Mailbox()) is None
         assert await asyncio.to_thread(begun.wait, PATIENCE)
         yield action
     finally:
@@ -129,10 +163,10 @@ async def test_a_step_hangs_when_it_takes_many_times_what_its_tokens_usually_tak
     worker.controller.piece_token = token_seconds
     async with reading(worker, monkeypatch, tokens) as action:
         clock.now = 0.98 * longest
-        assert await worker.run(action) is None
+        assert await worker.run(action, Mailbox()) is None
         clock.now = 1.02 * longest
         with pytest.raises(DeviceError, match="the drafter hangs: a step has taken"):
-            await worker.run(action)
+            await worker.run(action, Mailbox())
 
 
 async def test_a_step_that_waits_for_its_turn_does_not_hang(
@@ -149,12 +183,12 @@ async def test_a_step_that_waits_for_its_turn_does_not_hang(
     slow = worker.thread.run_step(other, 10.0)
     try:
         assert await asyncio.to_thread(begun.wait, PATIENCE)
-        assert await worker.run(Write([1])) is None
+        assert await worker.run(Write([1]), Mailbox()) is None
         clock.now = 190.0
-        assert await worker.run(Write([1])) is None
+        assert await worker.run(Write([1]), Mailbox()) is None
         clock.now = 210.0
         with pytest.raises(DeviceError, match="has taken 210 s"):  # the other one hangs
-            await worker.run(Write([1]))
+            await worker.run(Write([1]), Mailbox())
     finally:
         over.set()
     assert slow.result(PATIENCE)
