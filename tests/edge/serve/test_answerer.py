@@ -112,7 +112,7 @@ def test_log_probabilities_have_the_texts_of_their_tokens() -> None:
 async def test_a_silent_verifier_and_a_drafter_that_fails_end_an_answer(
     mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fails(worker: DrafterWorker, action: object) -> None:
+    async def fails(worker: DrafterWorker, action: object, box: object) -> None:
         raise DeviceError("the drafter failed")
 
     monkeypatch.setattr(DrafterWorker, "run", fails)
@@ -155,7 +155,7 @@ async def test_a_check_at_a_verifier_that_does_not_answer_writes_nothing(
     """The text is there already: to write it again would take as long as the answer took."""
     runs: list[object] = []
 
-    async def run(worker: DrafterWorker, action: object) -> None:
+    async def run(worker: DrafterWorker, action: object, box: object) -> None:
         runs.append(action)
 
     monkeypatch.setattr(DrafterWorker, "run", run)
