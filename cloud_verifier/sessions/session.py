@@ -248,10 +248,13 @@ class ServerSession:
     # ---- from the edge
 
     def open(self, message: Open) -> list[Output]:
-        """Answer an opening; it may be a repetition."""
+        """Answer an opening. It may be a repetition by a device that has heard of nothing: then it
+        is told what the running round has brought, because the rest of that comes as soon as this
+        connection has the session, maybe before the device has asked for the round again."""
         if (len(message.ids), chain_hash(message.ids)) != self._opened:
             raise Refusal(Code.CONFLICT, "a session of this id is open with another prompt")
-        return [Opened(self.id, len(message.ids), self.records.epoch)]
+        opened = Opened(self.id, len(message.ids), self.records.epoch)
+        return [opened, *self._brought_so_far()]
 
     def append(self, message: Append, matcher: Matcher | None = None) -> list[Output]:
         """Start the next turn: its prompt joins the log, and runs if the session has a slot.
@@ -289,7 +292,7 @@ class ServerSession:
         """Begin the round that this message asks for, in which the engine streams tokens to the end
         of the answer. A request that was heard before begins nothing: its answer is sent again."""
         if message == self.running:
-            return self._brought_so_far(message)
+            return self._brought_so_far()
         if self.running is None and self._settled is not None:
             last_request, last_answer = self._settled
             if message == last_request:
@@ -316,10 +319,12 @@ class ServerSession:
                 Code.CONFLICT, f"base {message.base}, but the pending token is at {self.base}"
             )
 
-    def _brought_so_far(self, running: Stream) -> list[Output]:
+    def _brought_so_far(self) -> list[Output]:
         """Returns the tokens of the running round as an answer, if there are any: a device that asks
         again may have lost its connection before it heard of them."""
-        answer = self._all_tokens(running)
+        if self.running is None:
+            return []
+        answer = self._all_tokens(self.running)
         return [answer] if answer.tokens else []
 
     def _all_tokens(self, stream: Stream, *, done: bool = False) -> StreamTokens:

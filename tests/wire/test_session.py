@@ -194,6 +194,28 @@ def test_a_round_that_still_runs_where_nothing_was_heard_is_told_from_its_beginn
     assert session.log == ours.log
 
 
+def test_an_opening_that_is_repeated_is_told_what_the_running_round_has_brought() -> None:
+    """The forward under way ends between the repeated opening and the repeated request behind it:
+    the rest of the round was told to a device that had not its beginning."""
+    server = Histories(says, EOS, max_context=10_000, stream_tokens=1)
+    session = ClientSession([3, 1, 4])
+    opening, stream = session.open(), session.stream()
+    server.answers(opening, AT_ONCE)
+    ours = server.known[session.id]
+    ours.stream(stream, 0.0)
+    ours.stream_on(StreamTokens(session.id, stream.round, 2, [says(session.log)]), 0.0)
+    assert session.recover() == [opening, stream]
+    for answer in server.answers(opening, AT_ONCE):
+        session.receive(answer)
+    later = StreamTokens(session.id, stream.round, 3, [says(ours.log)], done=True)
+    ours.stream_on(later, 1.0)
+    assert isinstance(session.receive(later), Advanced)
+    assert session.log == ours.log
+    (again,) = ours.stream(stream, 2.0)
+    assert isinstance(again, StreamTokens)
+    assert session.receive(again) is None
+
+
 def test_a_quarantined_session_is_opened_again() -> None:
     pair = Pair()
     message = pair.session.stream()
