@@ -330,17 +330,8 @@ def test_a_key_among_the_arguments_is_refused_and_not_shown(
     assert (code, said.count("\n")) == (2, 1), said
 
 
-@pytest.mark.parametrize(("words", "says"), MISTYPED_COMMANDS)
-def test_a_mistyped_command_names_the_one_that_was_meant(
-    words: str, says: str, refusals: dict[str, Refusal]
-) -> None:
-    code, said = refusals[words]
-    assert says in said
-    assert (code, said.count("\n")) == (2, 1), said
-
-
-@pytest.mark.parametrize(("words", "says"), WITHOUT_A_FLAG)
-def test_a_word_without_its_flag_names_the_flag(
+@pytest.mark.parametrize(("words", "says"), [*MISTYPED_COMMANDS, *WITHOUT_A_FLAG])
+def test_a_mistyped_command_or_a_word_without_its_flag_names_what_was_meant(
     words: str, says: str, refusals: dict[str, Refusal]
 ) -> None:
     code, said = refusals[words]

@@ -320,6 +320,21 @@ async def test_an_upstream_that_takes_a_request_is_looked_at_though_it_was_away(
     assert done.verified
 
 
+def looked_at(read: asyncio.Event, later: Answer) -> Answer:
+    """A list of models, which is told once; later looks are answered so. The prompt is `read` by the
+    fourth of them."""
+    looks = 0
+
+    async def models(request: Request, writer: asyncio.StreamWriter) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 4:
+            read.set()
+        await (whole(MODELS) if looks == 1 else later)(request, writer)
+
+    return models
+
+
 @pytest.mark.parametrize("begins", [True, False])
 async def test_a_prompt_that_takes_minutes_to_read_is_read_once(
     begins: bool, monkeypatch: pytest.MonkeyPatch
@@ -327,15 +342,8 @@ async def test_a_prompt_that_takes_minutes_to_read_is_read_once(
     """The engine is silent meanwhile, from the request on or from an event without text on, and
     tells its models. Asked again it would begin anew."""
     monkeypatch.setattr(client, "_SILENT_SECONDS", 0.02)
-    looks = 0
     read = asyncio.Event()
-
-    async def models(request: Request, writer: asyncio.StreamWriter) -> None:
-        nonlocal looks
-        looks += 1
-        if looks == 4:
-            read.set()
-        await whole(MODELS)(request, writer)
+    models = looked_at(read, whole(MODELS))
 
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
         if not begins:
@@ -361,15 +369,8 @@ async def test_an_engine_that_is_too_busy_for_one_look_is_left_to_read(
 ) -> None:
     """It was heard not long ago: time stands still here."""
     monkeypatch.setattr(client, "_SILENT_SECONDS", 0.02)
-    looks = 0
     read = asyncio.Event()
-
-    async def models(request: Request, writer: asyncio.StreamWriter) -> None:
-        nonlocal looks
-        looks += 1
-        if looks == 4:
-            read.set()
-        await (whole(MODELS) if looks == 1 else BUSY)(request, writer)
+    models = looked_at(read, BUSY)
 
     async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
         await read.wait()
