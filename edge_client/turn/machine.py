@@ -171,9 +171,10 @@ class TurnMachine:
         self.session_state.lost()
         self.ahead.lost()
 
-    def engine_away(self, since: float | None, *, unheard: bool = False) -> None:
-        """Learn since when the engine behind the verifier answers nothing; None: it may answer.
-        `unheard`: it has never answered anything."""
+    def engine_away(self, why: str, *, since: float | None = None, unheard: bool = False) -> None:
+        """Learn why the engine behind the verifier does not answer, empty where it may, and since
+        when that is known. `unheard`: it has never answered anything."""
+        self.reach.away = safe_line(why)
         self.deadlines.away_since = since
         self.deadlines.away_unheard = unheard
 
@@ -305,10 +306,6 @@ class TurnMachine:
     def unsent_closes(self) -> list[bytes]:
         """Sessions to close after the turn was cancelled."""
         return [message.session for message in self._outbox if isinstance(message, Close)]
-
-    def engine_is_away(self, why: str) -> None:
-        """Learn why the engine behind the verifier does not answer; empty: it does."""
-        self.reach.away = safe_line(why)
 
     def continue_settling(self, now: float) -> None:
         """Wait once more for the verifier to check text of the finished answer that the device

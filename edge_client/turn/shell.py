@@ -155,7 +155,9 @@ class TurnShell:
         link = self.link
         if link is None:
             return
-        machine.engine_is_away(link.behind.away)
+        machine.engine_away(
+            link.behind.away, since=link.away_since, unheard=not link.has_brought_tokens
+        )
         for arrived, message in box.take():
             machine.receive(message, arrived)
         seen = Seen(link.state, link.connections, link.dialling.failures)
@@ -169,7 +171,6 @@ class TurnShell:
                 self._tell_lost(link)
             if seen.state == "up" and link.welcome is not None:
                 machine.link_up(link.welcome, seen.connections, perf_counter())
-        machine.engine_away(link.away_since, unheard=not link.has_brought_tokens)
         machine.spending.passed = link.sent_bytes + link.received_bytes
 
     def _tell_lost(self, link: VerifierLink) -> None:

@@ -142,14 +142,14 @@ def test_the_device_writes_after_its_patience_on_a_silent_link() -> None:
     ends_exact(world)
 
 
-def test_a_verifier_whose_engine_is_away_is_not_called_online() -> None:
+def test_a_verifier_whose_engine_away_is_not_called_online() -> None:
     world = World()
-    world.machine.engine_is_away("the upstream is not reached")
+    world.machine.engine_away("the upstream is not reached")
     world.trouble("mute")
     world.run(seconds=1.3)
     assert world.reader.states == ["offline"]
     assert world.answer, "the device writes as where nothing answers"
-    world.machine.engine_is_away("")
+    world.machine.engine_away("")
     world.trouble("")
     world.cut()
     ends_exact(world)
@@ -160,7 +160,7 @@ def test_an_engine_that_goes_away_in_mid_answer_is_no_late_answer() -> None:
     world = World()
     world.run(seconds=0.2)
     world.trouble("mute")
-    world.machine.engine_is_away("the upstream is not reached")
+    world.machine.engine_away("the upstream is not reached")
     world.run(seconds=1.3)
     assert world.reader.states == ["online", "offline"]
 

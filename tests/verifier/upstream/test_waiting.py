@@ -23,6 +23,7 @@ from tests.verifier.upstream.scripted import Job, engine_and_turn
 NEVER = 10_000.0
 """Seconds of a forward of an engine that hangs."""
 PATIENT = Patience(settle=99.0)
+AWAY = "the upstream is not reached"
 
 
 class Saying:
@@ -168,7 +169,10 @@ def test_where_the_engine_is_known_to_be_away_the_device_writes_at_once_and_fast
     for unheard, settle in ((True, 0.5), (False, 5.0)):
         world = away()
         world.at(
-            0.0, lambda world=world, how=unheard: world.machine.engine_away(-60.0, unheard=how)
+            0.0,
+            lambda world=world, how=unheard: world.machine.engine_away(
+                AWAY, since=-60.0, unheard=how
+            ),
         )
         assert world.run() == "length"
         assert world.reader.told_at[0] < 0.2
@@ -178,7 +182,7 @@ def test_where_the_engine_is_known_to_be_away_the_device_writes_at_once_and_fast
 
 def test_an_engine_that_has_just_gone_is_waited_for_for_a_second() -> None:
     world = away()
-    world.at(0.0, lambda: world.machine.engine_away(0.0))
+    world.at(0.0, lambda: world.machine.engine_away(AWAY, since=0.0))
     world.run()
     assert 1.0 < world.reader.told_at[0] < 1.3
 
@@ -186,6 +190,6 @@ def test_an_engine_that_has_just_gone_is_waited_for_for_a_second() -> None:
 def test_an_engine_that_takes_the_request_is_no_longer_away() -> None:
     """It is looked at every few seconds only: it may be back before that is known."""
     world = waiting(30, on_reconnect="keep", forward=5.0, count=2, up_after=0.0)
-    world.at(0.0, lambda: world.machine.engine_away(-60.0))
+    world.at(0.0, lambda: world.machine.engine_away(AWAY, since=-60.0))
     assert world.run() == "length"
     assert world.reader.states == ["online"]
