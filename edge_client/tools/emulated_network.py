@@ -13,7 +13,7 @@ import contextlib
 import math
 import random
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 Direction = Literal["up", "down"]
 _PACKET_BYTES = 1448
@@ -141,7 +141,7 @@ class LinkProxy:
 
     # ---- life
 
-    async def __aenter__(self) -> LinkProxy:
+    async def __aenter__(self) -> Self:
         self._started = asyncio.get_running_loop().time()
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         return self

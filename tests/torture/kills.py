@@ -83,7 +83,8 @@ class Link(LinkProxy):
             del ends[1:]
             connection.cancel()
         if len(self._gone) > _HALF_OPEN:
-            self._gone.pop(0).transport.abort()
+            oldest = self._gone.pop(0)  # named: a writer that nobody holds warns that it is open
+            oldest.transport.abort()
 
 
 async def answer(

@@ -1,0 +1,40 @@
+"""The link that loses connections, without a verifier behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+
+from tests.torture.kills import _HALF_OPEN, Link
+
+
+async def test_ends_that_only_the_verifier_takes_for_alive_are_bounded() -> None:
+    """Every further one resets the oldest, and leaves no socket to the garbage collection: its
+    warning would be an error here."""
+    ended = asyncio.Queue[int]()
+
+    async def wait_for_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = (await reader.readexactly(1))[0]
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+        ended.put_nowait(number)
+        writer.close()
+
+    async with (
+        await asyncio.start_server(wait_for_end, "127.0.0.1", 0) as server,
+        Link(server.sockets[0].getsockname()[1], random.Random(0)) as link,
+    ):
+        for number in range(_HALF_OPEN + 2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+            writer.write(bytes([number]))
+            async with asyncio.timeout(30):
+                while link.passed["up"] <= number:
+                    await asyncio.sleep(0)
+            link._leave()
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b"", "its own end is gone"
+            writer.close()
+        async with asyncio.timeout(30):
+            assert [await ended.get(), await ended.get()] == [0, 1]
+        assert ended.empty()
