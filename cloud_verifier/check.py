@@ -12,6 +12,7 @@ from rich.table import Table
 
 from cloud_verifier.model import load
 from cloud_verifier.settings import Settings
+from moa.cli.working import Tell
 from moa.target.contract import KVCache, Target
 from moa.target.rows import Row
 
@@ -25,21 +26,27 @@ _SECONDS = 1.0
 """How long each tree is timed."""
 
 
-def measure(settings: Settings) -> dict[str, Any]:
+def measure(settings: Settings, tell: Tell) -> dict[str, Any]:
     """Load the target and return the figures of this machine: memory, sessions, and how long a
-    forward over trees of several sizes takes behind a short context."""
+    forward over trees of several sizes takes behind a short context. `tell` is told what is being
+    done: with a real model each part takes long."""
     started = time.perf_counter()
+    tell("loading the model")
     served = load(settings)
     loaded = time.perf_counter() - started
     target = served.target
     facts = served.facts
     slot = target.cache.acquire()
     context = min(_CONTEXT, facts.capacity // 2)
+    tell(f"reading a context of {context} tokens")
     # Which tokens these are makes no difference to the time.
     step = target.forward([Row.chain(slot, [1] * context, judged="none")])
     target.commit(step, 0, range(context))
     fitting = [nodes for nodes in _TREES if context + nodes <= facts.capacity]
-    trees = [_tree_figures(target, slot, nodes) for nodes in fitting]
+    trees = []
+    for nodes in fitting:
+        tell(f"timing forwards of {nodes} {'tokens' if nodes > 1 else 'token'}")
+        trees.append(_tree_figures(target, slot, nodes))
     cache = target.cache
     machine = target.machine
     memory = target.memory

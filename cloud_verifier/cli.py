@@ -19,6 +19,7 @@ from moa import __version__
 from moa.api.access import is_loopback
 from moa.cli.command_line import CommandParser, add_flags, given_fields
 from moa.cli.installed import check_installed
+from moa.cli.working import working
 from moa.errors import MoaError, run_cli
 from moa.process.listening import Port
 from moa.process.memory import leave_out_what_is_loaded
@@ -203,8 +204,9 @@ def _serve_target(
         "starting",
         extra={"event": "start", "version": __version__, "target": settings.target or "embedded"},
     )
-    from cloud_verifier.app import Verifier
-    from cloud_verifier.model import load
+    with logs.told_while_it_lasts("importing the libraries"):
+        from cloud_verifier.app import Verifier
+        from cloud_verifier.model import load
 
     logs.take_over_libraries()
     if not settings.target:
@@ -300,7 +302,10 @@ def _check(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     _check_paths(settings)
     _check_hub(settings)
-    from cloud_verifier.check import measure, show
+    # A real model takes minutes, and the imports alone ten seconds and more.
+    with working("cloud-verifier", "importing the libraries") as tell:
+        from cloud_verifier.check import measure, show
 
-    show(measure(settings), as_json=arguments.json)
+        figures = measure(settings, tell)
+    show(figures, as_json=arguments.json)
     return 0

@@ -8,17 +8,20 @@ the next one that is written says how many were dropped.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from moa.process.memory import resident_bytes
 from moa.safe_text import safe_line, safe_text
 from moa.token_bucket import TokenBucket
 from moa.wire.limits import Limits
@@ -51,6 +54,8 @@ _FIELDS = (
     "prompt_tokens",
     "tokens",
 )
+_TELL_SECONDS = 5.0
+"""Between two lines on something that takes long, such as the load of a model."""
 _MAX_SOURCES = 1024
 _BURST_SECONDS = 5.0
 _LONGEST_TRACE = 8000
@@ -201,6 +206,34 @@ def configure(level: str, limits: Limits, log_format: LogFormat = "auto") -> Non
     # The library's messages about failed handshakes are dropped: we log those in our own format.
     for name in ("websockets.server", "websockets"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+@contextlib.contextmanager
+def told_while_it_lasts(what: str, every: float = _TELL_SECONDS) -> Iterator[None]:
+    """Log a line every few seconds while the body runs: how long it has taken, and how much memory
+    this process has by now."""
+    done = threading.Event()
+    began = time.monotonic()
+
+    def tell() -> None:
+        """Log until the body has ended."""
+        while not done.wait(every):
+            log.info(
+                what,
+                extra={
+                    "event": "loading",
+                    "seconds": round(time.monotonic() - began, 1),
+                    "resident_megabytes": round(resident_bytes() / 1e6),
+                },
+            )
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
 
 
 def take_over_libraries() -> None:

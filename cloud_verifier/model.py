@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from cloud_verifier.drafter_memory import drafter_memory
 from cloud_verifier.emulated import slowed_down
 from cloud_verifier.engine.contract import ModelFacts
 from cloud_verifier.engine.draft import drafting_slots
-from cloud_verifier.logs import log
+from cloud_verifier.logs import log, told_while_it_lasts
 from cloud_verifier.settings import Settings
 from moa.bundle import MANIFEST, Bundle
 from moa.config import TargetFacts
@@ -26,7 +25,6 @@ from moa.errors import UsageError
 from moa.gguf.reader import is_gguf
 from moa.graph.load import LoadedGraph
 from moa.llama.memory_plan import LlamaPlan
-from moa.process.memory import resident_bytes
 from moa.records import DTYPES
 from moa.target.contract import ExpectedLoad, LoadOptions, Target
 from moa.target.loading import read_facts, tokenizer_hash_of
@@ -36,8 +34,6 @@ from moa.target.torch_target import pick_dtype, with_states
 from moa.wire.finish import Decode
 from moa.wire.messages import RecordContract
 
-_TELL_SECONDS = 5.0
-"""Between two lines of the log while the model is being loaded."""
 _PREPARATION_SECONDS = 2.0
 """Processor time for what could also be made later, when a request first needs it."""
 _USUAL_DRAFT = 8
@@ -100,34 +96,6 @@ def load(settings: Settings) -> Served:
         },
     )
     return served
-
-
-@contextlib.contextmanager
-def told_while_it_lasts(what: str, every: float = _TELL_SECONDS) -> Iterator[None]:
-    """Log a line every few seconds while the body runs: how long it has taken, and how much memory
-    this process has by now."""
-    done = threading.Event()
-    began = time.monotonic()
-
-    def tell() -> None:
-        """Log until the body has ended."""
-        while not done.wait(every):
-            log.info(
-                what,
-                extra={
-                    "event": "loading",
-                    "seconds": round(time.monotonic() - began, 1),
-                    "resident_megabytes": round(resident_bytes() / 1e6),
-                },
-            )
-
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        done.set()
-        teller.join()
 
 
 _SIBLING_HERE = (

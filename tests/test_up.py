@@ -346,6 +346,19 @@ async def test_how_far_the_program_is_that_makes_the_bundle_is_passed_on(
         assert f"{count} (40%, about 70 s left)\n" in said
 
 
+async def test_without_a_terminal_what_lasts_is_said_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was said once, and then nothing for the minutes that a target takes to load."""
+    monkeypatch.setattr(up_command, "_SAY_SECONDS", 0.0)
+    said = ""
+    async with asyncio.timeout(60), up_command._counted("loading the target"):
+        while "loading the target (0 s)\n" not in said:
+            await asyncio.sleep(0)
+            said += capsys.readouterr().err
+    assert said.startswith("loading the target\n")
+
+
 def test_a_command_is_on_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     """It is copied as a whole, however long it is."""
     place = up_command.Place(page="http://h:1", verifier="ws://h:8765", bundle="/b" * 90)

@@ -61,6 +61,8 @@ _TOLD_TIME = re.compile(
 """A line of that program which says how much is done, and how long the rest may take."""
 _BUILD_END_SECONDS = 1.0
 """Seconds that what makes a bundle has to end: it has nothing to save, and may compute for long."""
+_SAY_SECONDS = 10.0
+"""Without a terminal: seconds between two lines on what lasts."""
 _LEAST_SECONDS_LEFT = 5
 """Below this the time that is left is not shown: the estimate was too low."""
 
@@ -408,7 +410,7 @@ async def _endpoint(
     )
     await stack.enter_async_context(ended_after(child))
     others: list[str] = []
-    with _status("starting the endpoint"):
+    async with _counted("starting the endpoint"):
         line = await line_with(child.stderr, _PAGE, others=others)
     if not line:
         raise MoaError(f"the endpoint did not start: {others[-1] if others else 'it said nothing'}")
@@ -518,7 +520,8 @@ def _status(line: str) -> Iterator[_StatusLine]:
 
 @contextlib.asynccontextmanager
 async def _counted(doing: str) -> AsyncIterator[_StatusLine]:
-    """Show what is being done while the body runs, and on a terminal for how many seconds."""
+    """Show what is being done while the body runs, and for how many seconds: each second on a
+    terminal, and now and then elsewhere."""
     started = time.monotonic()
 
     async def count() -> None:
@@ -526,9 +529,14 @@ async def _counted(doing: str) -> AsyncIterator[_StatusLine]:
             status.show(f"{status.doing} ({time.monotonic() - started:.0f} s)")
             await asyncio.sleep(1)
 
+    async def say_again() -> None:
+        while True:
+            await asyncio.sleep(_SAY_SECONDS)
+            _say(f"{status.doing} ({time.monotonic() - started:.0f} s)")
+
     with _status(doing) as status:
         status.doing = doing
-        clock = asyncio.ensure_future(count())
+        clock = asyncio.ensure_future(count() if status.is_shown else say_again())
         try:
             yield status
         finally:

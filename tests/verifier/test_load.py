@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.logs import log
-from cloud_verifier.model import load, told_while_it_lasts
+from cloud_verifier.logs import log, told_while_it_lasts
+from cloud_verifier.model import load
 from cloud_verifier.settings import Settings
 from edge_client.device import embedded_bundle
 from moa.errors import UsageError

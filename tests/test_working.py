@@ -1,0 +1,64 @@
+"""What a command does for long is said on standard error, again and again, and nowhere else."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+
+import pytest
+
+from moa.cli.working import working
+
+
+class Screen(io.StringIO):
+    """Standard error that tells when something was written to it."""
+
+    def __init__(self, wanted: str, *, is_terminal: bool) -> None:
+        super().__init__()
+        self._wanted = wanted
+        self._is_terminal = is_terminal
+        self.seen = threading.Event()
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self._wanted in self.getvalue():
+            self.seen.set()
+        return written
+
+
+def test_without_a_terminal_each_thing_is_a_line_and_what_lasts_is_said_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen = Screen("timing forwards (0 s)\n", is_terminal=False)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with working("cloud-verifier", "loading the model", every=0.01) as tell:
+        tell("timing forwards")
+        assert screen.seen.wait(60)
+    lines = screen.getvalue().splitlines()
+    assert lines[0] == "cloud-verifier: loading the model", "before the body begins"
+    assert "cloud-verifier: timing forwards" in lines
+    assert capsys.readouterr().out == ""
+
+
+def test_what_has_just_begun_is_not_said_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen("never", is_terminal=False)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with working("cloud-verifier", "loading the model") as tell:
+        tell("timing forwards")
+    assert screen.getvalue().splitlines() == [
+        "cloud-verifier: loading the model",
+        "cloud-verifier: timing forwards",
+    ]
+
+
+def test_on_a_terminal_one_line_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Screen("loading the model (0 s)", is_terminal=True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with working("cloud-verifier", "loading the model", every=0.01):
+        assert screen.seen.wait(60)
+    assert "cloud-verifier" not in screen.getvalue()
