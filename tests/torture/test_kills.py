@@ -21,20 +21,18 @@ async def test_ends_that_only_the_verifier_takes_for_alive_are_bounded() -> None
         ended.put_nowait(number)
         writer.close()
 
-    async with (
-        await asyncio.start_server(wait_for_end, "127.0.0.1", 0) as server,
-        Link(server.sockets[0].getsockname()[1], random.Random(0)) as link,
-    ):
-        for number in range(_HALF_OPEN + 2):
-            reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
-            writer.write(bytes([number]))
-            async with asyncio.timeout(30):
+    server = await asyncio.start_server(wait_for_end, "127.0.0.1", 0)
+    async with asyncio.timeout(60), server:
+        async with Link(server.sockets[0].getsockname()[1], random.Random(0)) as link:
+            for number in range(_HALF_OPEN + 2):
+                reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+                writer.write(bytes([number]))
                 while link.passed["up"] <= number:
                     await asyncio.sleep(0)
-            link._leave()
-            with contextlib.suppress(ConnectionResetError):
-                assert await reader.read() == b"", "its own end is gone"
-            writer.close()
-        async with asyncio.timeout(30):
+                link._leave()
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read() == b"", "its own end is gone"
+                writer.close()
             assert [await ended.get(), await ended.get()] == [0, 1]
-        assert ended.empty()
+            assert ended.empty()
+        assert {await ended.get() for _ in range(_HALF_OPEN)} == set(range(2, 2 + _HALF_OPEN))
