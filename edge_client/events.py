@@ -140,6 +140,14 @@ class AnswerSoFar:
         while self.final < len(self.statuses) and self.statuses[self.final] == "verified":
             self.final += 1
 
+    @property
+    def verified_beginning(self) -> int:
+        """Tokens from the beginning that are verified; adopted ones are not."""
+        for count, status in enumerate(self.statuses):
+            if status != "verified":
+                return count
+        return len(self.statuses)
+
     def text_of(self, start: int = 0, stop: int | None = None) -> str:
         """The text of tokens start..stop."""
         return "".join(self.texts[start:stop])

@@ -104,6 +104,8 @@ def _tell_unverified(
     """Tell that the target has not verified all of the answer: as an error if the verifier refused
     it or `is_error` says so, else as a remark where `remarks` are wanted."""
     if answer.refused:
+        if remarks and answer.texts:  # a token may be revoked in mid-answer
+            options.say(f"{how_much_verified(answer)} was verified by the target")
         raise refused(answer.refused, settings.who_verifies)
     if is_error:
         raise MoaError(not_verified(answer, settings), hint="--require-verified")
@@ -266,12 +268,15 @@ class JsonAnswer(AnswerSoFar):
         return self.done is not None and self.done.verified
 
     def report(self) -> dict[str, Any]:
-        """Returns the answer as one JSON object: text, tokens and their status, events, figures."""
+        """Returns the answer as one JSON object: text, how many of its first characters are verified,
+        why the verifier refused if it did, tokens and their status, events, figures."""
         done = self.done
         return {
             "text": done.text if done else "",
             "reason": done.reason if done else "link",
             "verified": self.verified,
+            "verified_characters": len(self.text_of(0, self.verified_beginning)),
+            "refused": self.refused,
             "prompt_ids": self.prompt,
             "token_ids": self.ids,
             "status": self.statuses,

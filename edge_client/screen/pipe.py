@@ -21,6 +21,8 @@ ENDS = {
     "link": "the answer ends here: nobody could verify it in time (--settle-seconds)",
 }
 """Reasons to stop that a reader could mistake for the answer's end."""
+_QUOTED = 40
+"""Characters by which a place in the answer is named."""
 
 
 class View:
@@ -132,8 +134,16 @@ def trouble_in_words(link: Link, told: str) -> str:
 
 
 def how_much_verified(answer: AnswerSoFar) -> str:
-    """The beginning of a sentence about an answer that is not verified to its end."""
-    return "not all of this" if answer.final else "nothing of this"
+    """The beginning of a sentence about an answer that is not verified to its end: up to which place
+    it is, where the rest is not."""
+    verified = answer.verified_beginning
+    if not verified:
+        return "not all of this" if "verified" in answer.statuses else "nothing of this"
+    rest = " ".join(answer.text_of(verified).split())
+    if not rest or "verified" in answer.statuses[verified:]:
+        return "not all of this"
+    quoted = rest if len(rest) <= _QUOTED else rest[: _QUOTED - 1] + "…"
+    return f'only what stands before "{quoted}"'
 
 
 def rescue(text: str, trouble: OSError) -> NoReturn:

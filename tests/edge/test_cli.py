@@ -26,14 +26,15 @@ from rich.console import Console
 
 from edge_client.cli import main, options
 from edge_client.cli.chat import _welcome
-from edge_client.cli.generate import JsonAnswer, not_verified
+from edge_client.cli.generate import JsonAnswer, _tell_unverified, not_verified
 from edge_client.cli.serve import tell_of_the_verifier
 from edge_client.client import EdgeClient
 from edge_client.device import embedded_bundle
 from edge_client.events import Link, Prompt, Token
+from edge_client.screen.pipe import how_much_verified
 from edge_client.settings import ClientSettings
 from moa.bundle import GOLDEN, Bundle, sha256, write_golden, write_manifest
-from moa.errors import LinkError
+from moa.errors import LinkError, MoaError
 from moa.grammar.spec import Grammar
 from moa.manifest import FileEntry
 from moa.process.listening import Port
@@ -197,11 +198,12 @@ def test_an_answer_without_its_verifier_is_no_error_unless_it_has_to_be_verified
         (["late"], "nothing of this was verified by the target: ws://x:1 did not answer in time"),
         (
             ["online", "offline"],
-            "not all of this was verified by the target: the connection to ws://x:1 was lost",
+            'only what stands before "b" was verified by the target:'
+            " the connection to ws://x:1 was lost",
         ),
         (
             ["online", Link(state="offline", detail="the upstream is not reached")],
-            "not all of this was verified by the target: the upstream is not reached",
+            'only what stands before "b" was verified by the target: the upstream is not reached',
         ),
         (
             [Link(state="offline", detail="cannot reach ws://x:1: nothing listens there")],
@@ -220,6 +222,59 @@ def test_why_an_answer_is_not_verified_is_said_by_the_state_of_the_link(
     for state in states:
         answer.take(state if isinstance(state, Link) else Link(state=state))
     assert not_verified(answer, ClientSettings(verifier="ws://x:1")) == why
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [
+        ([("One", "provisional")], "nothing of this"),
+        (
+            [("One", "verified"), (" two.\nAnd", "provisional")],
+            'only what stands before "two. And"',
+        ),
+        (
+            [("One", "verified"), (f" {'long ' * 9}", "provisional")],
+            f'only what stands before "{("long " * 9)[:39]}…"',
+        ),
+        # A device that may keep what it has written: the target goes on behind it.
+        (
+            [("One", "verified"), (" two", "provisional"), (" three", "verified")],
+            "not all of this",
+        ),
+        ([("One", "provisional"), (" two", "verified")], "not all of this"),
+    ],
+)
+def test_a_reader_is_told_up_to_which_place_an_answer_is_verified(
+    tokens: list[tuple[str, Any]], says: str
+) -> None:
+    answer = JsonAnswer()
+    answer.take(Prompt(ids=[1]))
+    for position, (text, status) in enumerate(tokens, 1):
+        answer.take(Token(position=position, id=2, text=text, status=status))
+    assert how_much_verified(answer) == says
+
+
+@pytest.mark.parametrize("remarks", [True, False])
+def test_a_refusal_in_mid_answer_says_too_what_is_not_verified(
+    remarks: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A token that was revoked: the error spoke of it, and nothing of the text on the screen."""
+    answer = JsonAnswer()
+    answer.take(Prompt(ids=[1]))
+    answer.take(Token(position=1, id=2, text="One", status="verified"))
+    answer.take(Token(position=2, id=3, text=" two", status="provisional"))
+    answer.take(Link(state="refused", detail="the verifier refused the token (HTTP 401)"))
+    with pytest.raises(MoaError, match="refused the token") as caught:
+        _tell_unverified(
+            answer, ClientSettings(verifier="ws://x:1"), is_error=False, remarks=remarks
+        )
+    assert caught.value.exit_code == 1
+    line = 'edge-client: only what stands before "two" was verified by the target\n'
+    assert capsys.readouterr().err == (line if remarks else "")
+    report = answer.report()
+    assert report["refused"] == "the verifier refused the token (HTTP 401)"
+    assert report["verified_characters"] == len("One")
+    assert report["status"] == ["verified", "provisional"]
 
 
 def test_words_files_and_what_is_piped_in_are_one_prompt(tmp_path: Path) -> None:
