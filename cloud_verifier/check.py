@@ -12,7 +12,7 @@ from rich.table import Table
 
 from cloud_verifier.model import load
 from cloud_verifier.settings import Settings
-from moa.cli.working import Tell
+from moa.cli.working import Tell, untold
 from moa.target.contract import KVCache, Target
 from moa.target.rows import Row
 
@@ -26,7 +26,7 @@ _SECONDS = 1.0
 """How long each tree is timed."""
 
 
-def measure(settings: Settings, tell: Tell) -> dict[str, Any]:
+def measure(settings: Settings, tell: Tell = untold) -> dict[str, Any]:
     """Load the target and return the figures of this machine: memory, sessions, and how long a
     forward over trees of several sizes takes behind a short context. `tell` is told what is being
     done: with a real model each part takes long."""

@@ -21,6 +21,10 @@ Tell = Callable[[str], None]
 """Is told what the command does from now on."""
 
 
+def untold(_: str) -> None:
+    """Tell nobody."""
+
+
 class _Work:
     """What is being done, and since when."""
 
