@@ -419,3 +419,18 @@ def test_a_bundle_is_made_once_and_kept(tmp_path: Path) -> None:
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=120)
             assert ("made the bundle in" in errors) is not made
+
+
+async def test_an_error_is_the_last_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program that has said why it ends takes seconds to do so."""
+    monkeypatch.setattr(up_command, "_SAY_SECONDS", 0.0)
+    program = asyncio.StreamReader()
+    program.feed_data(b"moa-edge up: error: no such model\n")
+    program.feed_eof()
+    async with up_command._counted("reading") as status:
+        await up_command._pass_on(program, status)
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert capsys.readouterr().err.splitlines()[-1] == "moa-edge up: error: no such model"

@@ -438,10 +438,11 @@ async def _pass_on(stream: asyncio.StreamReader, status: _StatusLine | None = No
         line = clean(raw)
         if not line:
             continue
-        if status is not None and line.startswith(f"{PROGRAM}: error: "):
+        is_error = line.startswith(f"{PROGRAM}: error: ")
+        if status is not None and is_error:
             status.end()  # before the error is printed: the program takes seconds to end
         _say(line)
-        if status is not None:
+        if status is not None and not is_error:
             status.doing = line.removeprefix(f"{PROGRAM}: ").partition(":")[0]
 
 
@@ -487,6 +488,8 @@ class _StatusLine:
         """What is being done, in a few words."""
         self.ends_at = 0.0
         """When it is expected to be done, on the monotonic clock."""
+        self.has_ended = False
+        """Whether nothing more shall be said of it."""
 
     @property
     def is_shown(self) -> bool:
@@ -500,6 +503,7 @@ class _StatusLine:
 
     def end(self) -> None:
         """Take the line away for good."""
+        self.has_ended = True
         if self._status is not None:
             self._status.stop()
             self._status = None
@@ -532,6 +536,8 @@ async def _counted(doing: str) -> AsyncIterator[_StatusLine]:
     async def say_again() -> None:
         while True:
             await asyncio.sleep(_SAY_SECONDS)
+            if status.has_ended:
+                return
             _say(f"{status.doing} ({time.monotonic() - started:.0f} s)")
 
     with _status(doing) as status:
