@@ -89,6 +89,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "message": safe_line(record.getMessage()),
             **_fields(record),
+            **getattr(record, "figures", {}),  # a line for people has them in its words
         }
         trace = _trace(self, record)
         if trace:

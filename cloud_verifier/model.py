@@ -283,17 +283,13 @@ def load_target(settings: Settings, drafters: DrafterMemory) -> Target:
     """Load the target into memory, with the KV cache that the settings ask for, or what of it fits
     beside the `drafters`."""
     source = settings.target or str(_embedded().target)
-    kv_tokens = settings.kv_tokens
-    if is_gguf(source) and kv_tokens == Settings.kv_tokens:
-        # Who asks for a longer context than the default holds, and says no more, has one session.
-        kv_tokens = max(kv_tokens, settings.slot_capacity)
     options = LoadOptions(
         device=settings.device,
         dtype=settings.dtype,
         quantize=settings.quantize,
         slots=settings.slots,
         capacity=settings.slot_capacity,
-        kv_tokens=kv_tokens,
+        kv_tokens=settings.kv_cache_tokens,
         exact=not settings.inexact,
         gpu_layers=settings.gpu_layers,
         kv_type=settings.kv_type,
@@ -304,12 +300,12 @@ def load_target(settings: Settings, drafters: DrafterMemory) -> Target:
     )
     plan = _memory_plan(source, options, drafters)
     if plan is not None:
-        log.info("the target %s", plan, extra={"event": "memory", **plan.figures})
+        log.info("the target %s", plan, extra={"event": "memory", "figures": plan.figures})
         options = dataclasses.replace(options, kv_tokens=plan.kv_tokens)
     # Errors of loading the model are reported by themselves: here it is the KV cache that does not
     # fit.
     with _memory_for(
-        f"on the device {settings.device} for the keys and values of {settings.kv_tokens} tokens"
+        f"on the device {settings.device} for the keys and values of {options.kv_tokens} tokens"
     ):
         target = open_target(source, options)
     if settings.forward_time is None:

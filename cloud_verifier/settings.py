@@ -14,6 +14,8 @@ from moa.prices import check_prices
 from moa.tree import TreeShape
 from moa.wire.limits import Limits
 
+USUAL_KV_TOKENS = 131072
+"""Tokens of the KV cache where nobody says how many."""
 _OF_A_TARGET = (
     "device",
     "dtype",
@@ -36,6 +38,9 @@ _OF_A_TARGET = (
 """Settings of a target that this process runs itself: in front of an upstream there is none."""
 _OF_THE_ENDPOINT = ("openai", "app", "model_name", "also_called", "openai_hosts")
 """Settings of the endpoint beside the verifier's port."""
+_CERTIFICATE = b"CERTIFICATE-----"
+_PRIVATE_KEY = b"PRIVATE KEY-----"
+"""How the first line of either ends in a file in PEM."""
 _STREAM_TREE = TreeShape(breadth=8, depth=16, nodes=63, min_score=-4.0)
 """The largest tree that the server drafts in stream rounds. What a level and a node cost decides
 how much of it."""
@@ -130,9 +135,10 @@ class Settings:
 
     slots: int = 256
     """Sessions with a KV cache at most."""
-    kv_tokens: int = 131072
+    kv_tokens: int | None = None
     """Most tokens of the KV cache, over all sessions; at most `slots` full contexts, and on a CPU
-    what the free memory holds beside the weights. It takes memory as it is used."""
+    what the free memory holds beside the weights. It takes memory as it is used. Default: 131072,
+    or one full context where that is more."""
     max_batch_rows: int = 64
     """Sessions in one forward."""
     max_batch_tokens: int = 2048
@@ -162,8 +168,18 @@ class Settings:
         self._check_access()
         self._check_ports()
         for name in ("slots", "kv_tokens", "max_batch_rows", "max_batch_tokens", "prefill_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+        if self.threads < 0:
+            raise ConfigError(
+                f"--threads must be 0 or more, not {self.threads}",
+                hint="0: as many as this process has cores",
+            )
+        if self.gpu_layers < -1:
+            raise ConfigError(
+                f"--gpu-layers must be -1 or more, not {self.gpu_layers}", hint="-1: as many as fit"
+            )
         if self.slots > 65536:
             raise ConfigError(f"slots must be at most 65536, not {self.slots}")
         if not 0 <= self.batch_wait_ms <= 1000:
@@ -220,6 +236,14 @@ class Settings:
         return ForwardTime.of(self.emulate) if self.emulate else None
 
     @property
+    def kv_cache_tokens(self) -> int:
+        """What `kv_tokens` says, or its default: whoever asks for a longer context and says no more
+        has one session."""
+        if self.kv_tokens is not None:
+            return self.kv_tokens
+        return max(USUAL_KV_TOKENS, self.slot_capacity)
+
+    @property
     def served_name(self) -> str:
         """The model's name for clients, metrics and pages: as a device says it, the last part of
         where the target came from."""
@@ -240,12 +264,14 @@ class Settings:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        _check_pem(self.tls_cert, self.tls_key)
         try:
             context.load_cert_chain(self.tls_cert, self.tls_key)
         except (OSError, ssl.SSLError) as error:
-            raise UsageError(
-                f"cannot use the TLS certificate {self.tls_cert}: {error.strerror or error}"
-            ) from None
+            why = error.strerror or str(error)
+            if "KEY_VALUES_MISMATCH" in why:
+                why = f"the key {self.tls_key} belongs to another one"
+            raise UsageError(f"cannot use the TLS certificate {self.tls_cert}: {why}") from None
         return context
 
     @property
@@ -257,3 +283,26 @@ class Settings:
     def slot_capacity(self) -> int:
         """Largest number of tokens in a slot: a full context, and the largest draft after it."""
         return self.limits.max_context_tokens + self.limits.max_tree_nodes
+
+
+def _check_pem(certificate: Path, key: Path | None) -> None:
+    """Refuse files of TLS that are not there, swapped, or of another kind: the library's own errors
+    name a line of its source."""
+    content = {}
+    for flag, path in (("--tls-cert", certificate), ("--tls-key", key)):
+        assert path is not None
+        try:
+            content[flag] = path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"cannot read {flag} {path}: {error.strerror}") from None
+    of_certificate, of_key = content["--tls-cert"], content["--tls-key"]
+    if _CERTIFICATE in of_certificate and _PRIVATE_KEY in of_key:
+        return
+    if _PRIVATE_KEY in of_certificate and _CERTIFICATE in of_key:
+        raise UsageError(
+            f"--tls-cert {certificate} is the private key, and --tls-key {key} the certificate",
+            hint="swap the two",
+        )
+    if _CERTIFICATE not in of_certificate:
+        raise UsageError(f"--tls-cert {certificate} holds no certificate in PEM")
+    raise UsageError(f"--tls-key {key} holds no private key in PEM")

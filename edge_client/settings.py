@@ -135,8 +135,8 @@ class ClientSettings:
     round trip or the target's forward is slow."""
     settle_seconds: float | None = None
     """Least seconds to wait for the check of offline text once it is complete, whatever keeps the
-    verifier from it; longer with a slow target. Not set: 5, or half a second where nothing
-    listens at the verifier's address and nothing ever has."""
+    verifier from it; longer with a slow target. Default: 5, or 0.5 where nothing has ever
+    answered at the verifier's address, or at the upstream's."""
     answer_seconds: float = 120.0
     """Longest wait for an answer on a live connection, in seconds; then the round is sent on a new
     one."""

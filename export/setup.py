@@ -27,6 +27,8 @@ from moa.target.loading import locate, read_facts, read_shape, tokenizer_hash_of
 VARIANTS = ("cpu-int4",)
 _MOST_LOOKED_AT = 64
 """Folders in which another sibling is looked for."""
+_MORE_WEIGHTS = 1.5
+"""Times the target's weights that a sibling may have: one of the two may store its head twice."""
 _BYTES_PER_TARGET_WEIGHT = 2
 """The verifier loads a target in bfloat16 on a GPU."""
 _GPUS = {"H100": 2600, "RTX 4090": 900}
@@ -137,6 +139,7 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
             str(error), hint=f"here are models of the same tokenizer: {', '.join(others)}"
         ) from None
     weights = _weights_in(folder)
+    _refuse_swapped(setup, weights, _weights_in(sibling_folder))
     target_bytes = weights * _BYTES_PER_TARGET_WEIGHT
     target_form = "in bfloat16"
     if is_gguf(setup.target):
@@ -152,6 +155,18 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
         export=export,
         trains=bool(setup.records),
         calibrates=bool(setup.calibration),
+    )
+
+
+def _refuse_swapped(setup: Setup, of_target: int, of_sibling: int) -> None:
+    """Raise a `UsageError` if the model that is to draft has far more weights than the target:
+    whoever swaps the two would learn it from a lack of memory, or from slow answers."""
+    if of_sibling <= _MORE_WEIGHTS * of_target:
+        return
+    raise UsageError(
+        f"{setup.sibling}, the small model for the device, has {of_sibling / 1e9:.3g}B weights, and the"
+        f" target {setup.target} has {of_target / 1e9:.3g}B",
+        hint="the device's model is the smaller one: swap the two",
     )
 
 

@@ -439,7 +439,9 @@ def dialect(name: str, owner: str = "", host: str = "", *, same_tokens: bool = T
             name = _CHATS.get(name, name)
     if name not in DIALECTS:
         raise UsageError(
-            f"unknown interface {name!r} of an upstream", hint=f"auto, {', '.join(DIALECTS)}"
+            f"unknown interface {name!r} of an upstream",
+            hint=f"--upstream-api is one of auto, {', '.join(DIALECTS)}; auto finds out what is spoken"
+            " there, and OpenAI's chats are chat-whole",
         )
     return DIALECTS[name]()
 

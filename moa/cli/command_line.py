@@ -203,7 +203,8 @@ def add_flags(
     once: Mapping[str, str] | None = None,
 ) -> None:
     """Add a flag to a parser's group for each field of a settings class that `metavars` names, with
-    the field's name, type and docstring. A metavar is what stands for the value in the help.
+    the field's name, type and docstring. A metavar is what stands for the value in the help. Where a
+    default is computed, the docstring ends with it, behind `Default:`.
 
     The parser's default is None, so that `given_fields` can tell which flags were used; the class
     holds the real default, but for a command's own `defaults`. A flag in `once` is refused the second
@@ -215,7 +216,8 @@ def add_flags(
         if field.name not in metavars:
             continue
         flag = "--" + field.name.replace("_", "-")
-        text = descriptions.get(field.name, "").removesuffix(".").replace("%", "%%")
+        description = descriptions.get(field.name, "").removesuffix(".").replace("%", "%%")
+        text, _, computed = description.partition(". Default: ")
         hint = hints[field.name]
         metavar = metavars[field.name]
         if hint is bool:
@@ -237,7 +239,7 @@ def add_flags(
                 flag,
                 type=_parsed_as(hint),
                 metavar=metavar,
-                help=text + _default_text(value),
+                help=text + _default_text(computed if value is None else value),
                 **only_once,
             )
 

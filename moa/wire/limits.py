@@ -89,8 +89,9 @@ class Limits:
     max_queue_per_principal: int = 64
     """Queued rounds of one principal."""
     max_tokens_per_second: float = 0.0
-    """Tokens a principal may have run in a second, on average: of prompts, of its drafts, and of
-    streams with all that is drafted for them here. 0 is no limit."""
+    """Tokens a second, on average, that are run for one principal, an entry of the token file; without
+    such a file all devices are one. Counted are those of prompts, of its drafts, and of streams with
+    all that is drafted for them here. 0 is no limit."""
     max_burst_tokens: int = 32768
     """Burst size of `max_tokens_per_second`, in tokens."""
 
@@ -128,7 +129,8 @@ class Limits:
             may_be_zero = field.name == "max_tokens_per_second"
             is_number = isinstance(value, int | float) and math.isfinite(value)
             if not is_number or value < 0 or (value == 0 and not may_be_zero):
-                raise ConfigError(f"limit {field.name} must be above 0, not {value!r}")
+                wanted = "0, for no limit, or more" if may_be_zero else "above 0"
+                raise ConfigError(f"limit {field.name} must be {wanted}, not {value!r}")
             if field.type == "int" and not isinstance(value, int):
                 raise ConfigError(f"limit {field.name} must be a whole number, not {value!r}")
         if self.max_prompt_tokens > self.max_context_tokens:

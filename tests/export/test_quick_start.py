@@ -88,6 +88,21 @@ def test_a_plan_imports_no_exporter() -> None:
     assert said.stdout == "set()\n"
 
 
+def test_swapped_models_are_refused_by_name_before_memory_is_spoken_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were refused only where memory was short, with a line about memory."""
+    large = str(save_tiny("qwen2", tmp_path / "large"))
+    small = str(save_tiny("qwen2", tmp_path / "small", seed=5, **SMALL))
+    monkeypatch.setattr("export.quick_start.available_bytes", lambda: 1)
+    with pytest.raises(UsageError, match="making the bundle takes"):
+        plan_pair(large, small)
+    with pytest.raises(UsageError, match=r"large, the small model for the device, has .*B weights"):
+        plan_pair(small, large)
+    monkeypatch.setattr("export.quick_start.available_bytes", lambda: 0)
+    assert plan_pair(large, large), "one model may be both"
+
+
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_a_file_in_gguf_is_unpacked_for_a_bundle_alone(
     dry_run: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -109,7 +124,10 @@ def test_a_file_in_gguf_is_unpacked_for_a_bundle_alone(
 
 def test_it_plans_for_what_a_verifier_serves_by_default() -> None:
     settings = Settings()
-    assert (settings.slots, settings.kv_tokens) == (quick_start._SLOTS, quick_start._KV_TOKENS)
+    assert (settings.slots, settings.kv_cache_tokens) == (
+        quick_start._SLOTS,
+        quick_start._KV_TOKENS,
+    )
 
 
 def test_a_bundle_that_memory_does_not_hold_is_not_begun(

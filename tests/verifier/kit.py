@@ -108,7 +108,7 @@ def served(
         own or model(family),
         slots=settings.slots,
         capacity=settings.slot_capacity,
-        kv_tokens=settings.kv_tokens,
+        kv_tokens=settings.kv_cache_tokens,
         **target_options,
     )
     random_drafter = None

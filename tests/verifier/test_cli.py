@@ -20,6 +20,8 @@ from cloud_verifier.cli import main, parser, settings_from
 from cloud_verifier.model import load
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
+from edge_client.settings import ClientSettings
+from moa.cli.command_line import CommandParser, add_flags
 from moa.errors import UsageError
 from moa.process.listening import Port
 from moa.target.identity import SCHEME
@@ -203,7 +205,7 @@ cli.main()
                 "--target",
                 "no/such",
             ],
-            "the TLS cert",
+            "holds no certificate in PEM",
         ),
         (
             ["serve", "--port", "9", "--openai", "9", "--target", "no/such"],
@@ -403,6 +405,16 @@ def test_every_option_has_help() -> None:
     assert len(options) > 50
     for line in options:
         assert len(line.partition("`: ")[2].partition("(default")[0]) > 5, line
+
+
+def test_a_computed_default_is_said_unless_a_command_has_its_own() -> None:
+    server = cli_reference([parser()])
+    assert "(default: 131072, or one full context where that is more)" in " ".join(server.split())
+    device, chat = CommandParser(), CommandParser()
+    add_flags(device, ClientSettings, {"settle_seconds": "S"})
+    add_flags(chat, ClientSettings, {"settle_seconds": "S"}, {"settle_seconds": 1.0})
+    assert "(default: 5, or 0.5 where" in " ".join(device.format_help().split())
+    assert "target (default: 1)" in " ".join(chat.format_help().split())
 
 
 def test_check_prints_figures(

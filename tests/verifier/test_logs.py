@@ -98,6 +98,16 @@ def test_a_pipe_gets_json_and_a_terminal_lines_for_people(
         assert line.endswith(" info    listening  url=ws://127.0.0.1:1\n")
 
 
+def test_the_figures_of_a_memory_plan_are_in_json_and_a_reader_has_them_in_words() -> None:
+    """None of their names was among the fields."""
+    made = record(
+        "the target takes 0.9 GB", event="memory", figures={"weights_mb": 12, "free_mb": 0}
+    )
+    told = json.loads(JsonFormatter().format(made))
+    assert (told["weights_mb"], told["free_mb"]) == (12, 0)
+    assert "weights_mb" not in LineFormatter().format(made)
+
+
 @contextlib.contextmanager
 def configured(limits: Limits, log_format: LogFormat = "auto") -> Iterator[None]:
     root = logging.getLogger()

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloud_verifier.settings import Settings
-from moa.errors import ConfigError
+from moa.errors import ConfigError, UsageError
 from moa.wire import Limits
 
 
@@ -65,3 +66,45 @@ def test_an_endpoint_beside_the_port_and_a_slot_of_a_full_context_and_the_larges
     )
     assert Settings(limits=limits).slot_capacity == 108
     assert Settings(port=8080, openai="127.0.0.2:8080").openai_address == ("127.0.0.2", 8080)
+
+
+def test_the_cache_s_default_holds_one_full_context() -> None:
+    long = Limits(max_context_tokens=200_000, max_frame_bytes=2_000_000)
+    assert Settings().kv_cache_tokens == 131072
+    assert Settings(limits=long).kv_cache_tokens == 200_000 + long.max_tree_nodes
+    assert Settings(limits=long, kv_tokens=131072).kv_cache_tokens == 131072, "as it was asked for"
+
+
+@pytest.mark.parametrize("flag", ["threads", "gpu_layers"])
+def test_a_negative_number_is_refused(flag: str) -> None:
+    """llama.cpp ended with a segmentation fault."""
+    wrong: Any = {flag: -2}
+    name = flag.replace("_", "-")
+    with pytest.raises(ConfigError, match=f"--{name} must be .* or more, not -2"):
+        Settings(**wrong)
+
+
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\n"
+KEY = "-----BEGIN PRIVATE KEY-----\n"
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key", "said"),
+    [
+        (KEY, CERTIFICATE, "c.pem is the private key, and --tls-key .*k.pem the certificate .swap"),
+        ("text", KEY, "--tls-cert .*c.pem holds no certificate in PEM"),
+        (CERTIFICATE, CERTIFICATE, "--tls-key .*k.pem holds no private key in PEM"),
+        (CERTIFICATE, None, "cannot read --tls-key .*k.pem: No such file"),
+        (CERTIFICATE, KEY, "cannot use the TLS certificate"),
+    ],
+)
+def test_files_of_tls_that_cannot_be_used_are_named(
+    certificate: str, key: str | None, said: str, tmp_path: Path
+) -> None:
+    for name, content in (("c.pem", certificate), ("k.pem", key)):
+        if content is not None:
+            (tmp_path / name).write_text(content)
+    settings = Settings(tls_cert=tmp_path / "c.pem", tls_key=tmp_path / "k.pem")
+    with pytest.raises(UsageError) as refused:
+        _ = settings.tls
+    assert re.search(said, refused.value.line())

@@ -127,8 +127,10 @@ def test_auto_goes_by_who_owns_the_models() -> None:
     assert dialect("auto", "system", "api.openai.com").name == "chat-whole"
     assert dialect("auto", "", "api.anthropic.com").name == "anthropic"
     assert dialect("auto", "", "api.mistral.ai").name == "chat-prefix"
-    with pytest.raises(UsageError, match="unknown interface"):
-        dialect("telepathy")
+    with pytest.raises(UsageError, match="unknown interface 'openai'") as refused:
+        dialect("openai")
+    assert "one of auto, llama-server" in refused.value.hint
+    assert "OpenAI's chats are chat-whole" in refused.value.hint
 
 
 def test_addresses() -> None:
