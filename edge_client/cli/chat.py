@@ -27,12 +27,12 @@ from edge_client.cli.offline_check import OfflineCheck
 from edge_client.cli.written_answer import WrittenAnswer
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
-from edge_client.events import AnswerSoFar, Link
+from edge_client.events import AnswerSoFar, Done, Link
 from edge_client.screen.ctrl_c import CtrlC, Interrupted
 from edge_client.screen.pipe import refused
 from edge_client.screen.reader import Reader, make_reader
 from edge_client.screen.views import draws_markdown, make_console, make_view
-from edge_client.screen.words import named, not_verified, tokens, toy
+from edge_client.screen.words import named, not_verified, tokens, toy, whose_tokens
 from moa.errors import MoaError, UsageError
 from moa.grammar.spec import Grammar
 from moa.safe_text import safe_line, safe_text
@@ -320,6 +320,8 @@ class ChatLoop:
             dialogue.unanswered()
             self._check = self._check_of(earlier)
             raise
+        if told.done is not None:
+            self._tell_whose_tokens(told.done)
         text = told.done.text if told.done is not None else told.text_of()
         message = dialogue.answered(text) if begun is None else dialogue.extended(begun, text)
         answer = WrittenAnswer(
@@ -332,6 +334,15 @@ class ChatLoop:
         self._check = None
         if answer.unverified or earlier:
             self._check = self._check_of([*earlier, answer], is_latest_turn=not earlier)
+
+    def _tell_whose_tokens(self, done: Done) -> None:
+        """Say it where a limit that has cut the answer does not count the target's own tokens."""
+        settings = self._client.settings
+        remark = whose_tokens(done.reason, settings.bundle, settings.upstream)
+        if remark and self._reader.interactive:
+            self._console.print(remark, style="dim")
+        elif remark:
+            options.say(remark)
 
     async def _show_answer(self, told: AnswerSoFar, prediction: Sequence[int], shown: str) -> None:
         """Ask for an answer to the dialogue, show it as it comes, and collect it in `told`. `shown`

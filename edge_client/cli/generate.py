@@ -25,7 +25,7 @@ from edge_client.events import (
 )
 from edge_client.screen.pipe import PipeView, View, how_much_verified, refused
 from edge_client.screen.views import make_view
-from edge_client.screen.words import toy
+from edge_client.screen.words import toy, whose_tokens
 from edge_client.settings import ClientSettings
 from moa.cli.command_line import add_flags
 from moa.errors import MoaError, UsageError
@@ -91,6 +91,10 @@ def run(arguments: argparse.Namespace) -> int:
         options.print_json(answer.report() | {"seed": settings.seed})
     if remarks or arguments.jsonl:
         options.tell_seed(settings, seed)
+    if remarks and answer.done is not None:
+        remark = whose_tokens(answer.done.reason, settings.bundle, settings.upstream)
+        if remark:
+            options.say(remark)
     if answer.stopped:
         return 128 + signal.SIGTERM
     if not answer.verified:

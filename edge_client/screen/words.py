@@ -20,6 +20,17 @@ def toy(bundle: str, upstream: str = "") -> str:
     return _TOY_BESIDE_AN_UPSTREAM if upstream else _TOY
 
 
+def whose_tokens(reason: str, bundle: str, upstream: str) -> str:
+    """What to say where a limit has cut an answer, or the context is full, and the tokens that were
+    counted are not those of the model that answers; empty else. `reason` is why the answer ended."""
+    if bundle or not upstream or reason not in ("length", "context"):
+        return ""
+    return (
+        "limits count tokens of the device's model, here the embedded toy: a text has about one and a"
+        " half times as many of them as of a large model's"
+    )
+
+
 def tokens(count: int) -> str:
     """The number of tokens, in words."""
     return "1 token" if count == 1 else f"{count:,} tokens"

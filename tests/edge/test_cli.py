@@ -32,6 +32,7 @@ from edge_client.client import EdgeClient
 from edge_client.device import embedded_bundle
 from edge_client.events import Link, Prompt, Token
 from edge_client.screen.pipe import how_much_verified
+from edge_client.screen.words import whose_tokens
 from edge_client.settings import ClientSettings
 from moa.bundle import GOLDEN, Bundle, sha256, write_golden, write_manifest
 from moa.errors import LinkError, MoaError
@@ -275,6 +276,20 @@ def test_a_refusal_in_mid_answer_says_too_what_is_not_verified(
     assert report["refused"] == "the verifier refused the token (HTTP 401)"
     assert report["verified_characters"] == len("One")
     assert report["status"] == ["verified", "provisional"]
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_where_a_limit_cuts_an_upstream_s_answer_it_is_said_whose_tokens_it_counts(
+    command: str,
+) -> None:
+    words = [command, "--upstream", "http://127.0.0.1:9/v1", "--max-new-tokens", "3"]
+    cut = run(*words, input=b"hello\n")
+    line = b"edge-client: limits count tokens of the device's model, here the embedded toy"
+    assert cut.stderr.count(line) == 1
+    assert b"limits count" not in cut.stdout
+    assert not whose_tokens("eos", "", "http://x"), "nothing was cut"
+    assert not whose_tokens("length", "mine/bundle", "http://x"), "perhaps they are its own"
+    assert not whose_tokens("length", "", ""), "the toy's target has the same"
 
 
 def test_words_files_and_what_is_piped_in_are_one_prompt(tmp_path: Path) -> None:
