@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,55 @@ def test_a_drafter_beside_the_target_takes_its_part(
     assert "drafter" not in str(alone)
     with pytest.raises(UsageError, match=r"drafter 0\.3 GB, libraries"):
         plan_memory(folder, many, dataclasses.replace(drafter, at_start=300_000_000))
+
+
+_LOADING = """
+import sys, threading
+import torch
+from moa.target.contract import LoadOptions
+from moa.target.registry import open_target
+
+def own_bytes():
+    with open("/proc/self/status") as file:
+        return next(1024 * int(line.split()[1]) for line in file if line.startswith("RssAnon:"))
+
+def watch():
+    global most
+    while not over.wait(0.001):
+        most = max(most, own_bytes())
+
+options = LoadOptions(device="cpu", dtype="float32", slots=2, capacity=64, kv_tokens=128)
+warm = open_target(sys.argv[1], options)
+_ = warm._head.wide
+over, most, before = threading.Event(), 0, own_bytes()
+watching = threading.Thread(target=watch)
+watching.start()
+target = open_target(sys.argv[2], options)
+_ = target._head.wide
+over.set()
+watching.join()
+print(max(most, own_bytes()) - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what the process's own memory is")
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_loading_takes_no_more_of_its_own_than_was_planned(
+    folder: str, stored: torch.dtype, tmp_path: Path
+) -> None:
+    """A second copy of the weights while they are loaded would be twice the plan. The files' own
+    pages, which the system takes back when it needs them, are not counted."""
+    wide = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 16}
+    model = tiny("qwen2", **wide).to(stored)
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    plan = plan_memory(str(tmp_path), OPTIONS)
+    assert plan is not None
+    assert plan.weights > 140_000_000
+    command = [sys.executable, "-c", _LOADING, folder, str(tmp_path)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    # Beside the weights 50 MB are kernels and the heap, which the plan counts among the libraries.
+    assert int(told.stdout) < 1.6 * (plan.weights + plan.head)
 
 
 def test_a_head_that_is_the_embedding_once_more_is_kept_once(tmp_path: Path) -> None:
