@@ -83,6 +83,8 @@ class OfflineCheck:
         """The message as the user has seen it."""
         self._reading: Progress | None = None
         """How far the verifier has read, while it does."""
+        self._is_cut_off = False
+        """Whether the verifier is away again, in the middle of the check."""
         self._printed: int | None = None
         """Characters of the corrected answer that are on the screen; None: it stands as it was."""
 
@@ -139,6 +141,9 @@ class OfflineCheck:
                 status = f"checking {name}: reading, {done:,} of {total:,}"
             case "checks":
                 status = f"checking {name}: {told.final:,} of {tokens(len(told.ids))}"
+            case "goes on" if self._is_cut_off:  # what comes now is the device's own
+                verified = f"{told.final:,} of {tokens(len(told.ids))} verified"
+                return f"correcting {name}: {verified}, and {self._who_verifies} is away"
             case "goes on":
                 status = f"correcting {name}: {tokens(len(told.ids))}"
         return status + waiting(self._clock() - self._heard_at)
@@ -279,10 +284,12 @@ class OfflineCheck:
 
     def _take(self, event: Event) -> None:
         """Take in an event of the check, and print the lines of the answer that it has changed."""
+        # A verifier may be there and yet refuse for now, as one whose upstream is away.
+        is_away = isinstance(event, Link) and event.state != "online"
         if self.phase in ("waits", "checks"):
-            # A verifier may be there and yet refuse for now, as one whose upstream is away.
-            is_away = isinstance(event, Link) and event.state != "online"
             self.phase = "waits" if is_away else "checks"
+        if isinstance(event, Link):
+            self._is_cut_off = event.state not in ("online", "late")
         if isinstance(event, Token) and event.text:  # an end token alone changes nothing
             self._goes_on(f"and goes on with {self._name}", len(self._told.text_of()))
         self._told.take(event)

@@ -27,7 +27,7 @@ from edge_client.cli.offline_check import OfflineCheck
 from edge_client.cli.written_answer import WrittenAnswer
 from edge_client.client import EdgeClient
 from edge_client.device import embedded_bundle
-from edge_client.events import AnswerSoFar, Confirm, Done, Event, Prompt, Retract
+from edge_client.events import AnswerSoFar, Confirm, Done, Event, Link, Prompt, Retract
 from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
 from moa.bundle import Bundle
@@ -410,6 +410,29 @@ class Pauses(Scripts):
             yield event
         self.told_all.set()
         await asyncio.Event().wait()
+
+
+async def test_a_correction_says_that_the_verifier_is_away_again() -> None:
+    """It counted the device's own tokens as if they were the verifier's."""
+    scripted: Any = Pauses(
+        Prompt(ids=[1]),
+        token(1, "", "provisional"),
+        Retract(start=1, stop=2, characters=0),
+        token(1, "right", "verified"),
+        Link(state="offline"),
+        token(2, " alone", "provisional"),
+        token(3, " still", "provisional"),
+    )
+    client: Any = SimpleNamespace(link=SimpleNamespace(up=True), settings=ClientSettings())
+    answer = written_alone(Dialogue(ClientSettings()), "one")
+    check = OfflineCheck(client, scripted, [answer], say=lambda line: None)
+    check.start()
+    await scripted.told_all.wait()
+    said = "correcting the last answer: 1 of 3 tokens verified, and the verifier is away"
+    assert check.status == said
+    check._take(Link(state="online"))
+    assert check.status == "correcting the last answer: 3 tokens"
+    await check.leave()
 
 
 async def test_an_answer_that_is_saved_while_it_is_corrected_goes_on_where_it_is_loaded(
