@@ -121,7 +121,7 @@ async def talk(
     client = SimpleNamespace(
         link=Link(),
         shared=SimpleNamespace(max_context=100, link=object(), welcome=object()),
-        settings=SimpleNamespace(max_new_tokens=64, who_verifies="the verifier"),
+        settings=ClientSettings(max_new_tokens=64),
         wait_online=wait_online,
     )
     screen = io.StringIO()

@@ -163,7 +163,7 @@ async def play(world: World) -> int:
         link=world,
         device=SimpleNamespace(codec=Letters()),
         shared=SimpleNamespace(max_context=100, link=None, welcome=None),
-        settings=SimpleNamespace(max_new_tokens=64, who_verifies="the verifier"),
+        settings=ClientSettings(max_new_tokens=64),
         wait_online=world.wait_online,
     )
     console = Console(file=io.StringIO(), width=200, markup=False, highlight=False)
