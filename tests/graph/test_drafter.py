@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -186,3 +189,22 @@ def test_a_tree_of_guesses_that_was_handed_out_does_not_change() -> None:
     second = run(drafter.grow(ids, 3, -1e9, GREEDY))
     assert (first.tree.tokens, first.open) == before
     assert len(second.tree) > len(first.tree)
+
+
+def test_onnx_runtime_raises_nothing_in_a_step() -> None:
+    """ONNX Runtime makes an exception of what its Python half asks for and does not find, at each
+    run. It catches it, so that only the clock tells: 0.07 ms of a step of 0.44 ms."""
+    drafter = fresh()
+    raised: list[str] = []
+
+    def note(frame: FrameType, event: str, function: Any) -> None:
+        if event == "c_exception" and "onnxruntime" in frame.f_code.co_filename:
+            raised.append(function.__name__)
+
+    sys.setprofile(note)
+    try:
+        run(drafter.draft(verifier_kit.prompt(0, 20), SHAPES[0], GREEDY))
+    finally:
+        sys.setprofile(None)
+    assert drafter.runs > 1
+    assert raised == []
