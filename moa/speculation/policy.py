@@ -35,6 +35,7 @@ from moa.speculation.tuning import (
     HOPE,
     KEEP,
     LONGEST,
+    LONGEST_READING,
     MARGIN,
     PRIOR,
     PRIOR_WEIGHT,
@@ -337,7 +338,7 @@ class Policy:
             if missed[place]:
                 stalled += reading[place]
                 readers += 1
-                is_long = stalled > plain_seconds / FEW or not self._readings
+                is_long = stalled > LONGEST_READING * plain_seconds or not self._readings
                 if readers > 1 and is_long:
                     continue
             yield place

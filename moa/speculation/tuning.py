@@ -54,3 +54,7 @@ changed. That is one plain round, or one level drafted against the estimate; the
 as many rounds each time."""
 LONGEST = FEW * AGAIN
 """Plain rounds before a trial or a probe, at most."""
+LONGEST_READING = 0.5
+"""Seconds that the drafter may read in one round for several texts, as a share of a plain round:
+all texts of the batch wait for that. With less a crowd that asks at once waits for its drafts: with
+an eighth it is 10 to 20 % slower."""

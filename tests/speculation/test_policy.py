@@ -225,8 +225,24 @@ def test_reading_holds_the_others_of_a_batch_up_for_few_at_a_time() -> None:
     world = World(level=0.001, reading=0.01)
     world.speed(0.95, 200)
     texts = [world.policy.text(0.0) for _ in range(10)]
-    readers = [sum(map(bool, world.policy.plan(texts, [missed] * 10))) for missed in (PROMPT, 5, 0)]
+    readers = [
+        sum(map(bool, world.policy.plan(texts, [missed] * 10))) for missed in (PROMPT, 10, 0)
+    ]
     assert 1 == readers[0] < readers[1] < readers[2] == 10
+
+
+@pytest.mark.parametrize(
+    ("texts", "reading", "level", "least"),
+    [(8, 0.001, 0.01, 3.2), (16, 0.0005, 0.01, 2.35), (24, 0.0004, 0.005, 2.65)],
+)
+def test_a_crowd_that_asks_at_once_hardly_waits_for_its_first_drafts(
+    texts: int, reading: float, level: float, least: float
+) -> None:
+    """Each prompt is read in a twentieth of a round or a tenth, and an answer has 40 tokens: each
+    round that a text waits for its drafter is a tenth of its rounds."""
+    world = World(level=level, reading=reading, texts=texts)
+    world.speed(0.9, 200 * texts, of_text=40)
+    assert world.speed(0.9, 1200 * texts, of_text=40) > least
 
 
 def test_it_drafts_for_nobody_before_plain_rounds_were_measured_nor_where_the_drafter_cannot() -> (
