@@ -125,7 +125,7 @@ async def opened(settings: ClientSettings) -> AsyncIterator[EdgeClient]:
     from edge_client.client import EdgeClient  # it loads ONNX Runtime: not every command needs that
 
     async with contextlib.AsyncExitStack() as stack:
-        with _telling(what_takes_long(settings)):
+        with telling(what_takes_long(settings)):
             client = await stack.enter_async_context(EdgeClient(settings))
         yield client
 
@@ -140,7 +140,7 @@ def what_takes_long(settings: ClientSettings) -> str:
 
 
 @contextlib.contextmanager
-def _telling(what: str) -> Iterator[None]:
+def telling(what: str) -> Iterator[None]:
     """A context whose body makes the user wait: a terminal is told so each second, on one line. In a
     thread, for to load a large drafter keeps the event loop busy."""
     if sys.stderr is None or not sys.stderr.isatty():
@@ -157,13 +157,13 @@ def _telling(what: str) -> Iterator[None]:
             end = "\n"
         print(end, end="", file=sys.stderr, flush=True)
 
-    telling = threading.Thread(target=tell, daemon=True)
-    telling.start()
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         over.set()
-        telling.join()
+        thread.join()
 
 
 def draw_seed() -> int:
@@ -222,7 +222,7 @@ def check_schema(schema: Grammar | None, path: Path | None, device: Device) -> N
     """Refuse a schema that cannot be followed, by its file's name."""
     try:
         if schema is not None:
-            with _telling("reading the schema"):
+            with telling("reading the schema"):
                 device.grammars.compile(schema)
     except UsageError as error:
         raise UsageError(f"the schema in {path} cannot be used: {error}", hint=error.hint) from None

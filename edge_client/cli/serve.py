@@ -65,7 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     serve = ServeSettings(**{**keys, **given_fields(arguments, ServeSettings)})
     _log_with_times()
     try:
-        from edge_client.serve import endpoint
+        with options.telling("importing the libraries"):
+            from edge_client.serve import endpoint
     except ImportError as error:
         raise UsageError(f"{error.name} is not installed", hint=how_to_install("serve")) from None
     asyncio.run(_serve(settings, serve, endpoint))
@@ -81,7 +82,7 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: Modul
         ):  # not on every system; there Ctrl-C ends the program
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with Port(serve.host, serve.port) as port:
-        async with EdgeClient(settings) as client:
+        async with options.opened(settings) as client:
             if settings.upstream:
                 # Its model is told with the first welcome; that it is away is told further below.
                 with contextlib.suppress(MoaError):

@@ -27,12 +27,14 @@ from rich.console import Console
 from edge_client.cli import main, options
 from edge_client.cli.chat import _welcome
 from edge_client.cli.generate import JsonAnswer, _tell_unverified, not_verified
-from edge_client.cli.serve import tell_of_the_verifier
+from edge_client.cli.serve import _serve, tell_of_the_verifier
 from edge_client.client import EdgeClient
 from edge_client.device import embedded_bundle
 from edge_client.events import Link, Prompt, Token
 from edge_client.screen.pipe import how_much_verified
 from edge_client.screen.words import whose_tokens
+from edge_client.serve import endpoint
+from edge_client.serve.settings import ServeSettings
 from edge_client.settings import ClientSettings
 from moa.bundle import GOLDEN, Bundle, sha256, write_golden, write_manifest
 from moa.errors import LinkError, MoaError
@@ -782,3 +784,21 @@ async def test_a_terminal_is_told_what_takes_long_and_a_file_is_not(
         r"(\redge-client: loading the drafter \.\.\. \d+ s){2,}\n"  # one, written again and again
     )
     assert re.fullmatch(lines, told), told
+
+
+async def test_a_terminal_is_told_what_the_start_of_the_endpoint_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a large bundle it was silent for half a minute."""
+    monkeypatch.setattr(options, "_SILENT_SECONDS", 0.001)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    settings = ClientSettings(offline=True, bundle=str(kit.pair() / "bundle"))
+    serving = asyncio.create_task(_serve(settings, ServeSettings(port=0), endpoint))
+    said = ""
+    async with asyncio.timeout(60):
+        while "chat page and API at" not in said:
+            await asyncio.sleep(0)
+            said += capsys.readouterr().err
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    assert "edge-client: loading the drafter ... 0 s" in said
