@@ -182,7 +182,9 @@ class UpstreamVerifier(Server):
         notices = [_notice(able)] if able.scores else []
         if self._was_away:
             notices.append(f"upstream_away: {self._was_away}")
-        self.service.behind(safe_line(self.upstreams.model), safe_line(self._was_away))
+        # A name by the settings alone would say that something has answered.
+        model = self.upstreams.model if self._has_looked else ""
+        self.service.behind(safe_line(model), safe_line(self._was_away))
         info = self.metrics.info
         info.clear()
         info.labels(

@@ -29,6 +29,7 @@ from cloud_verifier.upstream.contract import (
     Usage,
 )
 from cloud_verifier.upstream.dialects import dialect
+from cloud_verifier.upstream.failures import no_answer, speaks_no_tls
 from cloud_verifier.upstream.figures import Figures, Request
 from cloud_verifier.upstream.joining import ContradictedError, Way
 from cloud_verifier.upstream.json_style import JsonStyle
@@ -46,7 +47,7 @@ prompt meanwhile is as slow with it."""
 _READING_SECONDS = 600.0
 """Without a byte before the answer, at most: a slow engine reads a long prompt without one. To ask
 again would have it read anew."""
-_PROBE_SECONDS = 10.0
+_PROBE = httpx.Timeout(10.0, connect=_CONNECT_SECONDS)
 _LOOK_SECONDS = 5.0
 """An upstream that does not tell its models within so long counts as away, until it answers."""
 _MOST_BODY = 2**20
@@ -434,7 +435,7 @@ class Upstreams:
                 httpx.URL(f"{upstream.url}/").join("../tokenize"),
                 headers=how.headers(upstream.key),
                 json=how.tokenize_body(_TOKENIZED, model),
-                timeout=_PROBE_SECONDS,
+                timeout=_PROBE,
             ) as response:
                 body = await _whole(response)
                 if response.status_code != httpx.codes.OK:
@@ -451,7 +452,7 @@ class Upstreams:
                 "GET",
                 f"{upstream.url}/models",
                 headers=self._dialect(upstream).headers(upstream.key),
-                timeout=_PROBE_SECONDS,
+                timeout=_PROBE,
             ) as response:
                 body = await _whole(response)
                 if response.status_code in (404, 405) and self._model:
@@ -760,13 +761,12 @@ def _is_about_length(message: str) -> bool:
 def _unreachable(error: httpx.HTTPError, upstream: Upstream) -> UpstreamError:
     """The error for an upstream that no connection, or no answer, came from. Where nothing ever has,
     the address may be wrong."""
-    what = safe_line(str(error)) or type(error).__name__
-    never_heard = upstream.facts is None and upstream.heard_at == float("-inf")
-    return UpstreamError(
-        f"the upstream is not reached: {what}",
-        reached=False,
-        hint=f"is {upstream.url} its address?" if never_heard else "",
-    )
+    hint = ""
+    if upstream.facts is None and upstream.heard_at == float("-inf"):
+        hint = f"is {upstream.url} its address?"
+        if speaks_no_tls(error):
+            hint = f"did you mean {upstream.url.replace('https://', 'http://', 1)}?"
+    return UpstreamError(f"the upstream {no_answer(error)}", reached=False, hint=hint)
 
 
 def _silent() -> UpstreamError:

@@ -122,7 +122,8 @@ async def _welcome(client: EdgeClient, console: Console) -> str:
     _tell_of_the_toy(client, console)
     try:
         await client.wait_online(_LOOK_SECONDS)
-        trouble = client.link.behind.away
+        await client.link.wait_answered(_LOOK_SECONDS)
+        trouble = client.link.away
     except MoaError as error:
         trouble = error.line()
     if not trouble:

@@ -44,6 +44,9 @@ _START_SECONDS = 2.0
 """A drafter whose first drafts take longer to come is slow to start."""
 _GOLDEN_TOLERANCE = 0.5
 """Quantized kernels differ a little between processors; a wrong graph differs much more."""
+_UPSTREAM_SECONDS = 15.0
+"""For so long an upstream is waited for that has not answered yet: the verifier in front of it gives
+its first look 10 s."""
 _IDS = range(8, 20)
 """Token ids that every vocabulary has."""
 
@@ -241,11 +244,12 @@ async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[C
         try:
             client = await stack.enter_async_context(EdgeClient(settings, device=device))
             await client.wait_online()
+            assert client.link is not None
+            await client.link.wait_answered(_UPSTREAM_SECONDS)
         except MoaError as error:
             # An unusable --tls-ca, a local verifier that did not start, or no answer.
             yield Check("verifier", "failed", str(error), error.hint)
             return
-        assert client.link is not None
         assert client.link.welcome is not None
         for check in _answers(client.link, client.link.welcome, device):
             yield check
@@ -253,11 +257,13 @@ async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[C
 
 def _answers(link: VerifierLink, welcome: Welcome, device: Device) -> Iterator[Check]:
     """Yield the findings about a verifier, or an upstream in its place, that has answered."""
-    for notice in welcome.notices:
-        if notice.startswith(UPSTREAM_AWAY):
-            reason = notice.removeprefix(UPSTREAM_AWAY).strip()
-            yield Check("upstream", "failed", reason, "check its address, model and key")
-            return
+    if reason := _why_away(link, welcome):
+        yield Check("upstream", "failed", reason, "check its address, model and key")
+        return
+    if link.unanswered:
+        advice = "it may be busy: ask again later, or check its address"
+        yield Check("upstream", "warning", link.unanswered, advice)
+        return
     if link.endpoint.upstream:
         # What answered is a part of this program: its round trip and tokenizer say nothing.
         yield Check("upstream", "ok", f"{link.endpoint.name} answers")
@@ -270,6 +276,17 @@ def _answers(link: VerifierLink, welcome: Welcome, device: Device) -> Iterator[C
     tls = _tls(link.endpoint.url)
     if tls is not None:
         yield tls
+
+
+def _why_away(link: VerifierLink, welcome: Welcome) -> str:
+    """Why the engine behind the verifier does not answer, as that says now, or, where it is an older
+    one, said in its welcome; empty if nothing is said of it."""
+    if "behind" in welcome.features:
+        return link.behind.away
+    for notice in welcome.notices:
+        if notice.startswith(UPSTREAM_AWAY):
+            return notice.removeprefix(UPSTREAM_AWAY).strip()
+    return ""
 
 
 def _tokenizer(welcome: Welcome, device: Device) -> Check:

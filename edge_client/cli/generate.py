@@ -135,7 +135,7 @@ def not_verified(answer: JsonAnswer, settings: ClientSettings) -> str:
     if answer.link == "offline":
         return f"{line}: {verifier} could not be reached"
     if answer.link in ("connecting", "late"):
-        return f"{line}: {verifier} did not answer in time"
+        return f"{line}: {answer.why_down or f'{verifier} did not answer in time'}"
     return line
 
 

@@ -14,6 +14,7 @@ from types import ModuleType
 
 from edge_client.cli import options
 from edge_client.client import EdgeClient
+from edge_client.link.websocket import VerifierLink
 from edge_client.screen.words import toy
 from edge_client.serve.settings import ServeSettings
 from edge_client.settings import ClientSettings
@@ -87,6 +88,8 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: Modul
                 # Its model is told with the first welcome; that it is away is told further below.
                 with contextlib.suppress(MoaError):
                     await client.wait_online(_NAMED_SECONDS)
+                    assert client.link is not None
+                    await client.link.wait_answered(_NAMED_SECONDS)
             async with endpoint.endpoint(client, serve, serve.model_name, port) as address:
                 model = endpoint.EdgeAnswerer(client, serve.model_name).model
                 leave_out_what_is_loaded()  # the garbage collector need not look at it again
@@ -110,24 +113,34 @@ async def tell_of_the_verifier(client: EdgeClient, look_seconds: float = _LOOK_S
     if link is None:
         _tell("no verifier\nall text is this device's own, and none of it is verified")
         return
-    online: bool | None = None
+    told = ""
+    """The state that was told last."""
     while True:
         trouble = ""
         try:
-            await client.wait_online(look_seconds if online else None)
-            trouble = link.behind.away
+            await client.wait_online(look_seconds if told == "online" else None)
+            trouble = link.away
         except MoaError as error:
             trouble = error.line()
-        if trouble and online is not False:
-            offline = "offline" if link.endpoint.upstream else "no verifier now"
-            _tell(f"{offline}: {safe_line(trouble)}\n{_ALONE}")
-        if not trouble and online is not True:
-            _tell(f"online: text is verified by {safe_line(link.endpoint.name)}")
-        online = not trouble
+        state = _state(link, trouble)
+        if state != told:
+            _tell(f"{state}: {safe_line(trouble or f'text is verified by {link.endpoint.name}')}")
+            if trouble and told in ("", "online"):  # else it was said
+                _tell(_ALONE)
+        told = state
         # The link may come up in this pause: the next look says so.
         await asyncio.sleep(look_seconds)
-        while link.up and bool(link.behind.away) == bool(trouble):
+        while link.up and _state(link, link.away) == told:
             await asyncio.sleep(look_seconds)
+
+
+def _state(link: VerifierLink, trouble: str) -> str:
+    """What to say of a link: whether it is online, or what it is instead because of this trouble."""
+    if not trouble:
+        return "online"
+    if link.up and link.unanswered:
+        return "not online yet"
+    return "offline" if link.endpoint.upstream else "no verifier now"
 
 
 def _log_with_times() -> None:

@@ -147,6 +147,22 @@ class VerifierLink:
             return "refused"
         return "down"
 
+    @property
+    def unanswered(self) -> str:
+        """That the engine behind the verifier has answered nothing yet, in words; empty where it has,
+        where it is known why it does not, and where there is none."""
+        if self.welcome is None or "behind" not in self.welcome.features:
+            return ""
+        if self.behind.model or self.behind.away:
+            return ""
+        return f"{self.endpoint.upstream or 'the upstream'} has not answered yet"
+
+    @property
+    def away(self) -> str:
+        """Why nobody would verify a text now although the verifier is there: the engine behind it
+        is away, or has answered nothing yet. Empty where somebody would."""
+        return self.behind.away or self.unanswered
+
     def is_silent(self, now: float) -> bool:
         """Whether the connection is open and the verifier has sent nothing for so long that it or
         the network is probably gone."""
@@ -244,6 +260,14 @@ class VerifierLink:
             raise why or LinkError(
                 f"no welcome from {self.endpoint.url} within {seconds:.0f} s"
             ) from None
+
+    async def wait_answered(self, seconds: float) -> None:
+        """Wait until the engine behind the verifier has answered something, or it is known why it
+        does not, for so many seconds at most."""
+        with contextlib.suppress(TimeoutError), self.mailbox() as box:
+            async with asyncio.timeout(seconds):
+                while self.up and self.unanswered:
+                    await box.wait(None)  # until the state of the link changes
 
     async def _up_or_refused(self) -> None:
         """Try to connect at once, and wait until the link is up; raises the reason if the verifier

@@ -45,10 +45,18 @@ class PipeView(View):
     shows it says so at its end. `trouble` is what the reader was told of the link before."""
 
     def __init__(
-        self, *, remarks: bool = True, says_unverified: bool = True, trouble: str = ""
+        self,
+        *,
+        remarks: bool = True,
+        says_unverified: bool = True,
+        who_verifies: str = "the verifier",
+        trouble: str = "",
     ) -> None:
         self._says_unverified = says_unverified
+        self._who_verifies = who_verifies
         self._trouble = trouble
+        self._link: Link | None = None
+        """What was said last of the link."""
         self._remarks: list[str] | None = [] if remarks else None
         """Remarks that wait for the end of a line, because standard error may be the same terminal
         or file; None if there shall be none."""
@@ -63,6 +71,8 @@ class PipeView(View):
     def take(self, event: Event) -> None:
         """Write the text that the event has made final, or tell what it says of the answer."""
         self._answer.take(event)
+        if isinstance(event, Link):
+            self._link = event
         match event:
             case Notice():
                 self._tell(event.message)
@@ -81,7 +91,10 @@ class PipeView(View):
         rest = done.text[len(self._answer.text_of()) :]  # known only at the end
         self._write(len(self._answer.texts), rest + "\n")
         if self._says_unverified and not done.verified and self._answer.texts:
-            self._tell(f"{how_much_verified(self._answer)} was verified by the target")
+            line = f"{how_much_verified(self._answer)} was verified by the target"
+            if self._link is not None and self._link.state in ("connecting", "late"):
+                line += f": {self._link.detail or f'{self._who_verifies} did not answer in time'}"
+            self._tell(line)
         if done.reason in ENDS:
             self._tell(ENDS[done.reason])
         if self._broken is not None:

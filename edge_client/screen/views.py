@@ -43,12 +43,12 @@ def make_view(
     nothing. A terminal also says how much of the `context` is used, and with `more` how to go on
     with an answer that was cut; it draws Markdown if the text `markdown_after`, behind which the
     answer goes on, is given, and NO_COLOR is not set. `says_unverified` is for a pipe, `who_verifies`
-    the words for a verifier or an upstream on a terminal, `trouble` what the reader was told of the
+    the words for a verifier or an upstream, `trouble` what the reader was told of the
     link before."""
     if quiet:
         return View()
     if console is None and not _can_redraw():
-        return PipeView(says_unverified=says_unverified, trouble=trouble)
+        return PipeView(says_unverified=says_unverified, who_verifies=who_verifies, trouble=trouble)
     from rich.console import Console
 
     from edge_client.screen.live import LiveView
@@ -56,7 +56,7 @@ def make_view(
 
     console = console or Console(highlight=False)
     if not console.is_terminal or console.is_dumb_terminal:
-        return PipeView(says_unverified=says_unverified, trouble=trouble)
+        return PipeView(says_unverified=says_unverified, who_verifies=who_verifies, trouble=trouble)
     markdown = None
     if markdown_after is not None and draws_markdown(console):
         markdown = MarkdownLines(safe_text(markdown_after))

@@ -291,6 +291,8 @@ def _state_of(link: VerifierLink) -> tuple[str, str]:
         return state, str(dialling.refused or dialling.last_error or "connecting")
     if link.behind.away:
         return "offline", safe_line(link.behind.away)
+    if link.unanswered:
+        return "late", safe_line(link.unanswered)
     if link.is_silent(perf_counter()):
         return "late", ""  # as an answer that waits for the verifier calls it
     return "online", ""

@@ -79,7 +79,7 @@ async def ask_all(
             chat: Messages = [{"role": "user", "content": question}]
             answer = await ask(client, client.encode(question), messages=chat)
             if not answer.verified:
-                why = client.link.behind.away or "the link was lost"
+                why = client.link.away or "the link was lost"
                 raise LinkError(f"an answer was not verified: {safe_line(why)}")
             answers.append(answer)
     return answers

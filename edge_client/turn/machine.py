@@ -171,9 +171,21 @@ class TurnMachine:
         self.session_state.lost()
         self.ahead.lost()
 
-    def engine_away(self, why: str, *, since: float | None = None, unheard: bool = False) -> None:
+    def engine_away(
+        self,
+        why: str,
+        *,
+        since: float | None = None,
+        unheard: bool = False,
+        unanswered: str = "",
+    ) -> None:
         """Learn why the engine behind the verifier does not answer, empty where it may, and since
-        when that is known. `unheard`: it has never answered anything."""
+        when that is known. `unheard`: it has never brought a token. `unanswered` says that nothing
+        at all is known of it yet."""
+        answers_now = self.reach.unanswered and not unanswered and not why
+        self.reach.unanswered = safe_line(unanswered)
+        if answers_now and self._state is None and self.session.busy:
+            self._say("online")
         self.reach.away = safe_line(why)
         self.deadlines.away_since = since
         self.deadlines.away_unheard = unheard
@@ -268,7 +280,8 @@ class TurnMachine:
         if moment.reached(self._may_send_at(moment.now)):
             self._request(self.ahead.begin(), moment.now)
             # Where the engine behind is said to be away, the answer itself shows whether it still is.
-            if not self.reach.away:
+            # One that has answered nothing yet may be anything.
+            if not self.reach.away and not self.reach.unanswered:
                 self._say("online")
 
     def _take_outbox(self) -> tuple[ClientMessage, ...]:

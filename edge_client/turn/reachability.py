@@ -32,6 +32,8 @@ class Reachability:
     away: str = ""
     """Why the engine behind the verifier does not answer, as the verifier says; empty if it does, or
     if there is none."""
+    unanswered: str = ""
+    """That this engine has answered nothing yet, in words; empty if it has."""
     given_up: str = ""
     """Why the verifier is not asked again in this turn."""
     setbacks: int = 0
@@ -89,7 +91,7 @@ class Reachability:
             return "refused", self.given_up
         if self.link == "up":
             # The verifier is connected; what writes the text may not be.
-            return ("offline", self.away) if self.away else ("late", "")
+            return ("offline", self.away) if self.away else ("late", self.unanswered)
         if self.link == "refused":
             return "refused", self._why_down
         if self._why_down:

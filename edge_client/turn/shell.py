@@ -156,7 +156,10 @@ class TurnShell:
         if link is None:
             return
         machine.engine_away(
-            link.behind.away, since=link.away_since, unheard=not link.has_brought_tokens
+            link.behind.away,
+            since=link.away_since,
+            unheard=not link.has_brought_tokens,
+            unanswered=link.unanswered,
         )
         for arrived, message in box.take():
             machine.receive(message, arrived)

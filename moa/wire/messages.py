@@ -388,7 +388,8 @@ class Behind(Message, tag="behind", frozen=True):
     model: str = ""
     """The engine's own name of its model; empty: not known."""
     away: str = ""
-    """Why it does not answer, in one line; empty: it does."""
+    """Why it does not answer, in one line; empty: it does, or, without a `model`, has answered
+    nothing yet."""
 
 
 ClientMessage = Hello | Open | Append | Stream | Foresee | Cancel | Resume | Sync | Ack | Close

@@ -42,7 +42,7 @@ from moa.grammar.spec import Grammar
 from moa.manifest import FileEntry
 from moa.process.listening import Port
 from moa.wire import Code, encode
-from moa.wire.messages import Behind, Error
+from moa.wire.messages import Error
 from tests.edge import kit
 from tests.edge.link.test_websocket import stranger
 from tests.edge.test_offline_check import slow_verifier
@@ -519,7 +519,7 @@ async def test_an_endpoint_says_when_its_verifier_comes_and_goes(
 
 def link_that_is_up() -> SimpleNamespace:
     endpoint = SimpleNamespace(name="ws://x", upstream="")
-    return SimpleNamespace(up=True, endpoint=endpoint, behind=Behind())
+    return SimpleNamespace(up=True, endpoint=endpoint, away="", unanswered="")
 
 
 def client_with(link: SimpleNamespace, wait_online: Any) -> Any:

@@ -192,6 +192,24 @@ def test_what_was_held_back_is_shown_in_the_end() -> None:
     assert "one\nTh\n" in shown([Prompt(ids=[1]), token(1, "one"), token(2, ""), done("one\nTh")])
 
 
+@pytest.mark.parametrize(
+    ("link", "why"),
+    [
+        (Link(state="late"), "the verifier did not answer in time"),
+        (
+            Link(state="late", detail="gpu:8000 has not answered yet"),
+            "gpu:8000 has not answered yet",
+        ),
+    ],
+)
+def test_a_pipe_is_told_why_nothing_was_verified_although_the_link_is_up(
+    link: Link, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    piped([Prompt(ids=[1]), link, token(1, "one", "provisional"), done("one", verified=False)])
+    line = f"edge-client: nothing of this was verified by the target: {why}\n"
+    assert capsys.readouterr().err.startswith(line)
+
+
 def test_why_the_verifier_was_not_there_stays_on_the_screen() -> None:
     away = Link(state="offline", detail="cannot reach ws://x")
     events = [

@@ -156,6 +156,17 @@ def test_a_verifier_whose_engine_away_is_not_called_online() -> None:
     assert world.reader.states[-1] == "online", "tokens of the engine's own have come"
 
 
+def test_a_verifier_whose_engine_has_answered_nothing_yet_is_not_called_online() -> None:
+    world = World()
+    world.machine.engine_away("", unanswered="it has not answered yet")
+    world.trouble("mute")
+    world.run(seconds=0.3)
+    assert world.reader.states == []
+    world.machine.engine_away("")
+    world.run(seconds=0.3)
+    assert world.reader.states == ["online"]
+
+
 def test_an_engine_that_goes_away_in_mid_answer_is_no_late_answer() -> None:
     world = World()
     world.run(seconds=0.2)

@@ -160,7 +160,7 @@ async def test_a_device_is_served_while_nobody_has_heard_of_the_upstream_yet(
     [
         (whole(ERROR, "401 Unauthorized"), "refuses the key"),
         (whole({"data": [{"id": "a"}, {"id": "b"}]}), "has 2 models: say which"),
-        (reset, "is not reached"),
+        (reset, "closed the connection without an answer"),
     ],
 )
 async def test_a_device_is_told_why_the_upstream_did_not_answer_at_the_start(
