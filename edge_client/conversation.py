@@ -271,7 +271,7 @@ class Conversation:
         if len(context) >= most:
             raise UsageError(
                 f"the prompt has {len(context)} tokens, and the context holds {most}",
-                hint="shorten it, or start anew",
+                hint=self._shared.whose_context or "shorten it, or start anew",
             )
 
     async def _prepare(

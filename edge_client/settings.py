@@ -390,6 +390,11 @@ def _check_address(address: str) -> None:
             f"{safe_line(repr(address))} is no verifier address", hint=safe_line(str(error))
         ) from None
     if parts.scheme not in ("ws", "wss") or not host or port == 0:
+        if parts.scheme in ("http", "https") and parts.path.rstrip("/").endswith("/v1"):
+            raise UsageError(  # where OpenAI's routes lie
+                f"{safe_line(repr(address))} is no verifier address",
+                hint=f"did you mean --upstream {safe_line(address)}? A verifier's is like ws://HOST:PORT",
+            )
         likely = _likely_address(address, parts)
         asked = f"did you mean {safe_line(likely)}? " if likely else ""
         raise UsageError(

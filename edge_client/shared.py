@@ -40,6 +40,17 @@ class Shared:
         most = self.device.bundle.manifest.target.facts.max_positions
         return most if self.welcome is None else min(most, self.welcome.limits.max_context_tokens)
 
+    @property
+    def whose_context(self) -> str:
+        """What to say where a prompt does not fit into the context, and that is not the one of the
+        model that answers; empty where it is."""
+        if self.settings.bundle or not self.settings.upstream:
+            return ""
+        return (
+            "these are the tokens and the context of the device's model, here the embedded toy, not"
+            " the upstream's: --bundle with a model of your own has more room (docs/upstream.md)"
+        )
+
     def longest_answer(self, asked: int) -> int:
         """Tokens of an answer at most, where so many are asked for, or 0: as many as there may be.
         Before the verifier has said what it allows, what verifiers usually do."""

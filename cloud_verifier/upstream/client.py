@@ -457,7 +457,7 @@ class Upstreams:
                 body = await _whole(response)
                 if response.status_code in (404, 405) and self._model:
                     return [{"id": self._model}]
-                _check(response, body)
+                _check(response, body, upstream.url)
         except httpx.HTTPError as error:
             raise _unreachable(error, upstream) from None
         found = _decoded(body)
@@ -511,7 +511,7 @@ class Upstreams:
                 "POST", url, headers=how.headers(upstream.key), json=body
             ) as response:
                 answer = await _whole(response, most)
-                _check(response, answer)
+                _check(response, answer, upstream.url)
             decoded, candidates = _scores(upstream, how, asked, answer)
             return Piece(
                 candidates=candidates,
@@ -547,7 +547,7 @@ class Upstreams:
                     "POST", url, headers=how.headers(upstream.key), json=body
                 ) as response:
                     if response.status_code != httpx.codes.OK:
-                        _check(response, await _whole(response))
+                        _check(response, await _whole(response), upstream.url)
                     async for piece in _pieces(response, how, asked):
                         yield piece
                     return
@@ -719,9 +719,10 @@ def _decoded(body: bytes) -> Any:
         ) from None
 
 
-def _check(response: httpx.Response, body: bytes) -> None:
+def _check(response: httpx.Response, body: bytes, address: str) -> None:
     """Raise the error that a status other than 200 means: a wrong key, a prompt that is too long, a
-    request that is refused, or an upstream that cannot answer now."""
+    request that is refused, a path below the upstream's `address` that it does not have, or an
+    upstream that cannot answer now."""
     status = response.status_code
     if status == httpx.codes.OK:
         return
@@ -741,7 +742,13 @@ def _check(response: httpx.Response, body: bytes) -> None:
         raise TooLongError(f"too long for the upstream: {said}")
     if status in (400, 422):
         raise RefusedError(f"the upstream refuses the request: {said}")
-    raise UpstreamError(f"the upstream refuses the request: {said}", later=False)
+    # A service also says so of a model.
+    is_about_path = status in (404, 405) and "model" not in said.lower()
+    raise UpstreamError(
+        f"the upstream refuses the request: {said}",
+        later=False,
+        hint=f"is {address} its address?" if is_about_path else "",
+    )
 
 
 def _pause(response: httpx.Response) -> float:

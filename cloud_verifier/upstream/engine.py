@@ -371,7 +371,9 @@ class UpstreamEngine:
                     break
                 report = self._send(turn, new.ids, new.candidates)
                 if report is not None:
-                    if report.message.finish == "length":  # else it may go on for long
+                    # Behind the last token an engine ends by itself, too, and tells its count; behind
+                    # a stop string it may go on for long.
+                    if report.message.finish in ("length", "eos"):
                         await _read_on(parts)
                     return report
                 if forbidden:

@@ -46,7 +46,7 @@ from moa.api.answer import (
     Verified,
 )
 from moa.api.encoding import answer_limit, encoded
-from moa.api.errors import bad
+from moa.api.errors import ApiError, bad
 from moa.api.logprobs import scored
 from moa.api.present import Patience, next_in_time
 from moa.api.tools import ToolFormat
@@ -141,13 +141,19 @@ class EdgeAnswerer:
     async def encode(self, ask: AnswerRequest) -> Encoded:
         """Returns a request's prompt in tokens, with its grammar and its predicted text."""
         client = self._client
-        return await encoded(
-            client.device.codec,
-            ask,
-            context=client.shared.max_context,
-            vocabulary=client.device.bundle.manifest.target.facts.vocab_size,
-            longest=self._longest(ask),
-        )
+        try:
+            return await encoded(
+                client.device.codec,
+                ask,
+                context=client.shared.max_context,
+                vocabulary=client.device.bundle.manifest.target.facts.vocab_size,
+                longest=self._longest(ask),
+            )
+        except ApiError as error:
+            whose = client.shared.whose_context
+            if error.code != "context_length_exceeded" or not whose:
+                raise
+            raise bad(f"{error}: {whose}", error.param, error.code) from None
 
     async def admit(self, ask: AnswerRequest, encoded: Encoded) -> None:
         """Compile the grammar, which is kept for the answer."""

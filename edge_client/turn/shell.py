@@ -146,6 +146,8 @@ class TurnShell:
                 # To a verifier within this program it is none of a network.
                 "rtt_ms": None if link.endpoint.upstream else round(1000 * link.rtt.smoothed, 2),
             }
+            if link.welcome is not None and "behind" in link.welcome.features:
+                report["tokens_per_forward"] = None  # such an engine tells of no forwards
         return report
 
     def _update(self, box: Mailbox) -> None:

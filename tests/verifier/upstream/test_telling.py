@@ -29,6 +29,7 @@ from edge_client.cli.serve import tell_of_the_verifier
 from edge_client.serve.answerer import EdgeAnswerer
 from edge_client.serve.endpoint import endpoint
 from edge_client.serve.settings import ServeSettings
+from moa.errors import UsageError
 from moa.process.listening import Port
 from moa.sampling import SamplingSettings
 from moa.wire.messages import Progress, ServerMessage
@@ -665,6 +666,29 @@ async def test_a_device_in_front_of_an_upstream_shows_its_model_and_its_metrics(
         f'moa_upstream_requests_total{{outcome="answered",upstream="{upstream.url}"}} 2.0' in page
     )
     assert "moa_api_requests_total" in page
+
+
+async def test_a_prompt_beyond_the_toys_context_says_whose_that_is() -> None:
+    """A reader would take it for the upstream's."""
+    long = "word " * 4000
+    asked: Any = {"messages": [{"role": "user", "content": long}]}
+    async with (
+        running(TELLS) as upstream,
+        EdgeClient(upstream=upstream.url, upstream_api="completions") as device,
+        served(device) as http,
+    ):
+        answer = await http.post("/v1/chat/completions", json=asked)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        with pytest.raises(UsageError) as refused:
+            async for _ in device.generate(long, raw=True):
+                pass
+        assert "not the upstream's: --bundle" in refused.value.line()
+        await device.wait_online(60)
+        done, _ = await end_of(device)
+    assert error["code"] == "context_length_exceeded"
+    assert "the device's model, here the embedded toy" in error["message"]
+    assert done.stats["tokens_per_forward"] is None, "it tells of no forwards"
 
 
 async def test_a_program_names_the_upstreams_model_as_the_upstream_does() -> None:

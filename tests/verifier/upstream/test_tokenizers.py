@@ -79,6 +79,34 @@ async def test_tokens_that_are_not_the_devices_are_refused_by_name() -> None:
     assert not engine.paths
 
 
+async def test_an_end_token_that_comes_alone_is_followed_by_the_engines_count() -> None:
+    """As llama.cpp's server writes it: the answer is complete for us before the event that counts."""
+    engine = Engine("llamacpp", "same")
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        if request.path == "/tokenize":
+            await engine.answer(request, writer)
+            return
+        counts = {"tokens_evaluated": 35, "tokens_predicted": 9}
+        await stream(
+            {"tokens": TOKENS.encode(SAID), "stop": False},
+            {"tokens": [TOKENS.eos_ids[0]], "stop": False},
+            0.01,
+            {"tokens": [], "stop": True, "stop_type": "eos", **counts},
+        )(request, writer)
+
+    async with running(answer, engine.models) as upstream:
+        settings = Settings(port=0, upstream=(upstream.url,), upstream_api="auto")
+        async with (
+            UpstreamVerifier(settings, upstreams_of(settings)).open() as front,
+            EdgeClient(verifier=front.transport.url) as device,
+        ):
+            await device.wait_online(60)
+            done, _ = await end_of(device)
+    assert done.text == SAID
+    assert done.stats["upstream_usage"] == {"prompt_tokens": 35, "completion_tokens": 9}
+
+
 async def asked(engine: Engine, api: str) -> tuple[Done, str]:
     """An answer, and what was said beside it."""
     async with running(engine.answer, engine.models) as upstream:

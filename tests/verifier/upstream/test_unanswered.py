@@ -205,3 +205,16 @@ async def test_a_port_where_nothing_listens_and_a_name_that_is_none_are_told_apa
     line = await why_away("http://nosuch.invalid/v1")
     assert "its name is not found" in line
     assert "Errno" not in line
+
+
+@pytest.mark.parametrize(
+    ("said", "is_doubted"), [("File Not Found", True), ("no model 'small'", False)]
+)
+async def test_an_address_below_which_nothing_is_found_is_doubted(
+    said: str, is_doubted: bool
+) -> None:
+    not_found = whole({"error": {"message": said}}, "404 Not Found")
+    async with running(not_found, not_found) as upstream:
+        line = await why_away(upstream.url)
+    assert said in line
+    assert (f"(is {upstream.url} its address?)" in line) == is_doubted
