@@ -198,7 +198,7 @@ def _serve_target(
 ) -> None:
     """Load the target and serve it, at `api_port` as an API too if there is one."""
     _check_hub(settings)
-    check_installed(["verifier"])
+    check_installed(["verifier"] if api_port is None else ["verifier", "serve"])
     # Before torch is imported, which takes half a minute on a busy machine.
     log.info(
         "starting",

@@ -264,7 +264,7 @@ class Settings:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        _check_pem(self.tls_cert, self.tls_key)
+        _check_pem(self.tls_cert, self.tls_key or self.tls_cert)
         try:
             context.load_cert_chain(self.tls_cert, self.tls_key)
         except (OSError, ssl.SSLError) as error:
@@ -285,12 +285,11 @@ class Settings:
         return self.limits.max_context_tokens + self.limits.max_tree_nodes
 
 
-def _check_pem(certificate: Path, key: Path | None) -> None:
+def _check_pem(certificate: Path, key: Path) -> None:
     """Refuse files of TLS that are not there, swapped, or of another kind: the library's own errors
     name a line of its source."""
     content = {}
     for flag, path in (("--tls-cert", certificate), ("--tls-key", key)):
-        assert path is not None
         try:
             content[flag] = path.read_bytes()
         except OSError as error:

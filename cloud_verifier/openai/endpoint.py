@@ -37,6 +37,7 @@ async def endpoint(
         refused=auth.refused,
         host=settings.openai_address[0],
         hosts=settings.openai_hosts,
+        names_flag="--openai-host",
         origins=settings.origins,
     )
     api = Api(

@@ -81,7 +81,7 @@ class Admission:
             return text_reply(http.HTTPStatus.NOT_FOUND, "not found")
         if problem:
             return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE, problem)
-        if self._service.full(caller.principal):
+        if self._service.refuse_another(caller.principal, peer):
             return _TOO_MANY
         return caller
 

@@ -69,7 +69,7 @@ async def converse(
 ) -> None:
     """Serve one connection of `principal` until it ends: frames go to a channel, which handles
     them, and what the channel's outbox holds goes out."""
-    if service.full(principal):  # handshakes that were under way together
+    if service.refuse_another(principal, socket.peer):  # handshakes that were under way together
         await socket.close(CloseCode.TRY_LATER, "too many connections")
         return
     who: Who = {"peer": socket.peer, "principal": principal}

@@ -132,14 +132,18 @@ class Service:
             session.principal != principal and session.used > since for session in self.table
         )
 
-    def full(self, name: str) -> bool:
+    def refuse_another(self, name: str, peer: str) -> bool:
         """Whether there is no room for another connection of this principal: the process or the
-        principal has as many as it may."""
-        own = self.principal(name).connections
-        return (
-            len(self.connections) >= self.max_connections
-            or own >= self.limits.max_connections_per_principal
-        )
+        principal has as many as it may. That is counted and logged."""
+        limit = ""
+        if len(self.connections) >= self.max_connections:
+            limit = "max_connections"
+        elif self.principal(name).connections >= self.limits.max_connections_per_principal:
+            limit = "max_connections_per_principal"
+        if limit:
+            self.metrics.refusals.labels(Code.BUSY, limit).inc()
+            log.info("refused", extra={"peer": peer, "principal": name, "limit": limit})
+        return bool(limit)
 
     def join(self, outbox: Outbox, principal: str) -> None:
         """Add a connection."""

@@ -28,6 +28,8 @@ from moa.wire.messages import Error
 
 _LEAST_PAUSE = 1.0
 """Seconds between two attempts, however often the user asks for one."""
+_LONGEST_REASON = 100
+"""Bytes of a refusal that are quoted to the user."""
 _SETTLED_SECONDS = 5.0
 """A connection that lasted this long, or brought tokens, has worked; another one counts as a failed
 attempt."""
@@ -195,10 +197,21 @@ def _explain_status(error: InvalidStatus, url: str, *, token: bool, worked: bool
         return RemoteError("unauthorized", f"{why} (HTTP {status})", hint=hint)
     is_for_now = process_exception(error) is None  # websockets' own list of such statuses
     if is_for_now or status == 429:
-        return LinkError(f"the verifier is not available now (HTTP {status})")
+        why = _said_in(error)
+        return LinkError(f"the verifier is not available now (HTTP {status}{why})")
     return LinkError(
         f"{url} answers HTTP {status}: it is not a verifier", hint="check host, port and path"
     )
+
+
+def _said_in(error: InvalidStatus) -> str:
+    """Returns what a verifier says beside a status, in a line of plain text, behind a colon. A page
+    of somebody in between is not quoted."""
+    line = bytes(error.response.body or b"").strip()
+    is_plain = error.response.headers.get("Content-Type", "").startswith("text/plain")
+    if not is_plain or not line or len(line) > _LONGEST_REASON or b"\n" in line:
+        return ""
+    return f": {safe_line(line.decode(errors='replace'))}"
 
 
 def _hint_at_port(url: str, *, tls: bool) -> str:

@@ -74,15 +74,17 @@ class Access:
         origins: Sequence[str] = (),
         watching: Watching = lambda authorization, end: nullcontext(),
         refused: Callable[[str], None] = lambda peer: None,
+        names_flag: str = "--allowed-host",
     ) -> None:
         """`principals` tells a caller's name from its key, and `watching` whether the key is revoked
         later: without it none is. `refused` is told the address of a caller without a valid key.
-        The endpoint is served at `host` and under the names `hosts`; `origins` are the websites
-        whose pages may use it."""
+        The endpoint is served at `host` and under the names `hosts`, which the program is given by
+        `names_flag`; `origins` are the websites whose pages may use it."""
         self._principals = principals
         self.watching = watching
         self._refused = refused
         self._hosts = Hosts((host, *hosts))
+        self._names_flag = names_flag
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 
     def check_source(self, headers: Mapping[str, str]) -> None:
@@ -92,7 +94,7 @@ class Access:
         if not self._hosts.serve(host):
             raise ApiError(
                 403,
-                f"the name {host[:100]!r} is not served here: allow it with --allowed-host",
+                f"the name {host[:100]!r} is not served here: allow it with {self._names_flag}",
                 code="host_refused",
             )
         if self._comes_from_another_website(headers, host):

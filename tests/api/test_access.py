@@ -93,3 +93,10 @@ def test_loopback() -> None:
         False,
         False,
     ]
+
+
+@pytest.mark.parametrize("flag", ["--allowed-host", "--openai-host"])
+def test_a_refused_name_is_told_the_flag_of_its_own_program(flag: str) -> None:
+    access = Access(ApiKeys([]), names_flag=flag)
+    with pytest.raises(ApiError, match=f"allow it with {flag}"):
+        access.check_source({"host": "box.lan:8080"})

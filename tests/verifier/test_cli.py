@@ -491,3 +491,19 @@ def test_a_target_that_nobody_has_is_refused_before_torch_is_imported(target: st
     line = f"cloud-verifier: error: no model {target}: not a folder here, not in the hub's cache"
     assert done.stderr.startswith(line), done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_what_the_port_of_the_api_needs_is_missed_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The target was loaded first, and the extra that was named brings neither."""
+    monkeypatch.setattr(
+        "moa.cli.installed.find_spec",
+        lambda name: None if name in ("starlette", "uvicorn") else object(),
+    )
+    monkeypatch.setattr("cloud_verifier.model.load", lambda settings: pytest.fail("it was loaded"))
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "--port", "0", "--openai", "0"])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("cloud-verifier: error: starlette and uvicorn are not installed")
+    assert ".[serve]" in said

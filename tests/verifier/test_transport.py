@@ -204,6 +204,10 @@ async def test_connections_are_bounded(tokens: tuple[Authenticator, str, str]) -
                 with pytest.raises(InvalidStatus):
                     async with kit.connection(running, token=bob):
                         pass
+            # The operator sees it: it was in no figure and in no line of the log.
+            refused = running.service.metrics.page().decode()
+            for limit in ("max_connections", "max_connections_per_principal"):
+                assert f'moa_refusals_total{{code="busy",limit="{limit}"}} 1.0' in refused
         async with kit.client(running, token=alice):
             pass
 

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets import Headers
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosedError, InvalidMessage
 from websockets.frames import Close
+from websockets.http11 import Request, Response
 
 from edge_client.client import EdgeClient
 from edge_client.link.dialling import Dialling, explain, is_closed_port
@@ -395,3 +397,32 @@ async def test_a_pause_ends_when_the_user_asks_for_a_connection() -> None:
                         await box.wait(0.1)
                 assert link.dialling.failures == 2
                 assert asyncio.get_running_loop().time() - began > 0.8
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "said"),
+    [
+        (
+            "text/plain; charset=utf-8",
+            b"too many connections\n",
+            " (HTTP 503: too many connections)",
+        ),
+        ("text/plain", b"\x1b[31mred", " (HTTP 503: \\x1b[31mred)"),
+        ("text/plain", b"two\nlines", " (HTTP 503)"),
+        ("text/plain", b"x" * 101, " (HTTP 503)"),
+        ("text/html", b"<h1>Gateway</h1>", " (HTTP 503)"),
+    ],
+)
+async def test_a_verifier_that_is_full_says_why(kind: str, body: bytes, said: str) -> None:
+    """It said no more than 503, like one that is being restarted. Pages are not quoted."""
+
+    def refuse(connection: ServerConnection, request: Request) -> Response:
+        headers = Headers({"Content-Type": kind, "Content-Length": str(len(body))})
+        return Response(503, "Service Unavailable", headers, body)
+
+    async def talk(connection: ServerConnection) -> None: ...
+
+    async with serve(talk, "127.0.0.1", 0, process_request=refuse) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        error = await trouble(f"ws://127.0.0.1:{port}")
+    assert error.line() == f"the verifier is not available now{said}"
