@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cloud_verifier.serving.auth import new_token, read_entries, token_line
 from moa.errors import UsageError
-from moa.process.files import write_whole
+from moa.process.files import appended, write_whole
 
 _SHOWN = 12
 """Hexadecimal digits of a hash that identify a token in a list."""
@@ -45,10 +45,9 @@ def _new(arguments: argparse.Namespace) -> int:
     if arguments.append.is_file() and arguments.append.stat().st_size:
         read_entries(arguments.append)  # a verifier takes nothing of an invalid file
     try:
-        with arguments.append.open("a", encoding="utf-8") as file:
-            arguments.append.chmod(0o600)
-            print(token, flush=True)  # first: a token that nobody has seen must not open anything
-            file.write(line + "\n")
+        # Printed last: one that the file could not take would open nothing.
+        with appended(arguments.append, line):
+            _print_token(token)
     except IsADirectoryError:
         raise UsageError(f"{arguments.append} is a folder, not a token file") from None
     except FileNotFoundError:
@@ -56,6 +55,18 @@ def _new(arguments: argparse.Namespace) -> int:
             f"cannot make the token file {arguments.append}: there is no such folder"
         ) from None
     return 0
+
+
+def _print_token(token: str) -> None:
+    """Print a token, now: where that fails nobody has seen it, and it must not open anything."""
+    try:
+        print(token, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UsageError(
+            f"standard output cannot be written: {error.strerror}", hint="no token was added"
+        ) from None
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import logging
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -86,7 +87,9 @@ class Authenticator:
     """Maps Authorization headers to a principal, by a token file that is read again when it
     changes, without a restart. Without a file everybody is the same anonymous principal.
 
-    A changed file that cannot be read or parsed is ignored. One without entries refuses everybody.
+    A changed file that cannot be read or parsed is ignored, and logged as an error: half a file of a
+    full disk would lock out whoever is in the other half, and `token revoke` never leaves one. One
+    without entries refuses everybody, because all of them may have been revoked.
     What was opened with a token that is no longer in the file is ended, by `end_revoked`.
     """
 
@@ -191,12 +194,39 @@ class Authenticator:
         if stamp == self._stamp:
             return
         self._stamp = stamp
+        before = len(self._entries)
         try:
             self._entries = read_entries(path)
-            self._all_valid = False
-            log.info("the token file was read again", extra={"event": "tokens"})
         except UsageError as error:
-            log.error("the token file has changed, but: %s", error, extra={"event": "tokens"})
+            log.error(
+                "the token file has changed, but: %s (the %s of before stay valid)",
+                error,
+                _tokens(before),
+                extra={"event": "tokens"},
+            )
+            return
+        self._all_valid = False
+        _log_change(before, len(self._entries))
+
+
+def _log_change(before: int, now: int) -> None:
+    """Log that the token file was read again, and had and has so many tokens. Fewer are a warning:
+    they may have been revoked, or a full disk has cut the file."""
+    words = "the token file was read again: %s, %d before"
+    if not now:
+        words += ": everybody is refused"
+    log.log(
+        logging.WARNING if now < before else logging.INFO,
+        words,
+        _tokens(now),
+        before,
+        extra={"event": "tokens", "figures": {"tokens": now, "tokens_before": before}},
+    )
+
+
+def _tokens(count: int) -> str:
+    """A number of tokens in words."""
+    return "1 token" if count == 1 else f"{count} tokens"
 
 
 def authorizations(headers: Sequence[str], subprotocols: Iterable[str]) -> list[str]:

@@ -141,8 +141,8 @@ class Service:
         elif self.principal(name).connections >= self.limits.max_connections_per_principal:
             limit = "max_connections_per_principal"
         if limit:
-            self.metrics.refusals.labels(Code.BUSY, limit).inc()
-            log.info("refused", extra={"peer": peer, "principal": name, "limit": limit})
+            refusal = Refusal(Code.BUSY, "too many connections", limit=limit)
+            self.count_refusal(refusal.error(), name, peer)
         return bool(limit)
 
     def join(self, outbox: Outbox, principal: str) -> None:
@@ -416,11 +416,13 @@ class Service:
         finally:
             self.table.remove(session, "quarantined")
 
-    def count_refusal(self, error: Error, principal: str) -> None:
-        """Count and log a refusal, without its message: that may quote the client's text or tokens."""
+    def count_refusal(self, error: Error, principal: str, peer: str = "") -> None:
+        """Count and log a refusal, without its message: that may quote the client's text or tokens.
+        One that concerns no session is of the connection of this `peer`."""
         self.metrics.refusals.labels(error.code, error.limit).inc()
         where = {"session": error.session, "round": error.round, "principal": principal}
-        log.info("refused", extra=where | {"code": error.code, "limit": error.limit})
+        what = {"code": error.code, "limit": error.limit, "peer": peer}
+        log.info("refused", extra=where | what)
 
     def observe(self) -> None:
         """Update the gauges."""

@@ -4,8 +4,10 @@ there. No torch."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
+import io
 import os
 import tempfile
 import time
@@ -50,6 +52,39 @@ def write_whole(
     except BaseException:
         written.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def appended(path: Path, line: str) -> Iterator[None]:
+    """A context before which a line is written to the end of the file at `path`, readable by its
+    owner only. If it cannot be written as a whole, or the body raises, the file is as it was
+    before, or empty where there was none."""
+    with contextlib.ExitStack() as opened:
+        with named(path):
+            # Without a buffer: what a full disk refuses would be written once more at the end.
+            file = opened.enter_context(path.open("a+b", buffering=0))
+            path.chmod(0o600)
+            _lock(file)
+            end = file.seek(0, os.SEEK_END)
+        try:
+            with named(path):
+                _write_line(file, line, end)
+            yield
+        except BaseException:
+            file.truncate(end)
+            raise
+
+
+def _write_line(file: io.FileIO, line: str, end: int) -> None:
+    """Write a line to the end of a file of this size, on the disk when this returns."""
+    content = line.encode() + b"\n"
+    if end:
+        file.seek(end - 1)
+        if file.read(1) != b"\n":
+            content = b"\n" + content
+    if file.write(content) < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(file.fileno())
 
 
 def _remove_stale(folder: Path, prefix: str) -> None:
@@ -117,7 +152,7 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
                 return
 
 
-def _lock(file: BinaryIO) -> None:
+def _lock(file: BinaryIO | io.FileIO) -> None:
     """Lock a file until it is closed."""
     try:
         import fcntl

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import logging
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -88,6 +89,27 @@ def test_a_token_file_is_read_again_when_it_has_changed(file: Path) -> None:
     file.write_text("# everybody was revoked\n")
     assert tokens.principal([f"Bearer {ALICE}"]) is None
     assert tokens.principal([]) is None, "and nobody is anonymous"
+
+
+def test_a_reload_says_how_many_tokens_there_were_and_are(
+    file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("cloud_verifier"), "propagate", True)
+    caplog.set_level("INFO", "cloud_verifier")
+    whole = file.read_text()
+    auth = Authenticator(file)
+    for content in (f"{token_line('alice', ALICE)}\n", "", whole, whole[:-40]):
+        file.write_text(content)
+        auth.principal([])
+    said = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert said[:3] == [
+        ("WARNING", "the token file was read again: 1 token, 2 before"),
+        ("WARNING", "the token file was read again: 0 tokens, 1 before: everybody is refused"),
+        ("INFO", "the token file was read again: 2 tokens, 0 before"),
+    ]
+    level, line = said[3]
+    assert level == "ERROR"
+    assert line.endswith("(the 2 tokens of before stay valid)")
 
 
 @contextlib.contextmanager

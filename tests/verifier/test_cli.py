@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from cloud_verifier.cli import main, parser, settings_from
 from cloud_verifier.model import load
-from cloud_verifier.serving.auth import Authenticator
+from cloud_verifier.serving.auth import Authenticator, token_line
 from cloud_verifier.settings import Settings
 from edge_client.settings import ClientSettings
 from moa.cli.command_line import CommandParser, add_flags
@@ -283,7 +283,35 @@ def test_a_token_that_nobody_has_seen_opens_nothing(tmp_path: Path) -> None:
             program, stdout=full, stderr=subprocess.PIPE, timeout=300, check=False
         )
     assert done.returncode == 2
+    assert b"standard output cannot be written: No space left on device (no token" in done.stderr
     assert file.read_text() == ""
+
+
+_FULL = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (120, 120))
+"""
+"""The system then says of a larger file that it is too large, where a full disk has no space."""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a limit of Unix")
+def test_a_token_that_the_file_cannot_take_is_not_shown(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    before = token_line("phone", "secret")  # without an end of line, as an editor may leave it
+    file.write_text(before)
+
+    def add(code: str) -> tuple[int, str, str]:
+        program = [sys.executable, "-c", code, "token", "new", "--append", str(file)]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=300, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    code, shown, said = add(_FULL + _MAIN)
+    assert (code, shown) == (2, ""), "a part of the line fits, and a part is no token"
+    assert said.endswith(f": {file}\n")
+    assert file.read_text() == before
+    code, shown, said = add(_MAIN)
+    assert (code, said) == (0, "")
+    assert Authenticator(file).principal([f"Bearer {shown.strip()}"]) == "edge"
 
 
 def test_no_token_is_added_to_a_file_that_a_verifier_would_not_take(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import time
 from typing import Any
 
@@ -191,7 +192,13 @@ async def test_one_principal_cannot_touch_a_session_of_another(
         assert isinstance(await hers.advance(session, [session.log[-1]]), Advanced)
 
 
-async def test_connections_are_bounded(tokens: tuple[Authenticator, str, str]) -> None:
+async def test_connections_are_bounded(
+    tokens: tuple[Authenticator, str, str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("cloud_verifier"), "propagate", True)
+    caplog.set_level("INFO", "cloud_verifier")
     auth, alice, bob = tokens
     settings = kit.limited(max_connections=3, max_connections_per_principal=2)
     async with kit.verifier(settings, auth=auth) as running:
@@ -208,6 +215,10 @@ async def test_connections_are_bounded(tokens: tuple[Authenticator, str, str]) -
             refused = running.service.metrics.page().decode()
             for limit in ("max_connections", "max_connections_per_principal"):
                 assert f'moa_refusals_total{{code="busy",limit="{limit}"}} 1.0' in refused
+                (line,) = (one for one in caplog.records if getattr(one, "limit", "") == limit)
+                assert line.message == "refused"
+                assert vars(line)["code"] == "busy", "as every line of a refusal says it"
+                assert vars(line)["peer"].startswith("127.0.0.1:")
         async with kit.client(running, token=alice):
             pass
 
