@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
-import signal
 import sys
 from collections.abc import Coroutine, Sequence
 from typing import Any, get_args
@@ -15,6 +14,7 @@ from cloud_verifier import bearer_tokens, logs
 from cloud_verifier.logs import log
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
+from cloud_verifier.stopping import Stopping, say
 from moa import __version__
 from moa.api.access import is_loopback
 from moa.cli.command_line import CommandParser, add_flags, given_fields
@@ -280,21 +280,20 @@ async def _until_stopped(
 ) -> None:
     """Serve until a signal or the engine's own end. `beside` is another listener that runs
     meanwhile, and gives its address; empty without one."""
-    stop = asyncio.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    stopping = Stopping()
     async with verifier.open(port), beside as address:
         log.info("listening", extra={"event": "listening", "url": verifier.transport.url})
-        print(f"listening on {verifier.transport.url}", flush=True)
+        say(f"listening on {verifier.transport.url}")
         if address:
-            print(f"API at {address}/v1, operator's page at {address}/ui", flush=True)
-        waiting = [asyncio.ensure_future(event.wait()) for event in (stop, verifier.died)]
+            say(f"API at {address}/v1, operator's page at {address}/ui")
+        waiting = [asyncio.ensure_future(event.wait()) for event in (stopping.asked, verifier.died)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for one in waiting:
             one.cancel()
         if verifier.died.is_set():
             raise MoaError("the engine has stopped", hint="the log says why")
         await verifier.drain()
+    log.info("stopped", extra={"event": "stopped"})
 
 
 def _check(arguments: argparse.Namespace) -> int:

@@ -99,12 +99,17 @@ class Server:
         """Tell all devices that this process is about to stop, and wait for the work that runs, for
         `drain_seconds` at most."""
         seconds = self.service.limits.drain_seconds
-        log.info("draining", extra={"event": "drain"})
+        log.info("draining: what runs has %g s to end", seconds, extra={"event": "drain"})
         self.service.drain("the verifier is stopping", seconds)
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(seconds):
                 while not self.service.idle:
                     await asyncio.sleep(0.01)
+        except TimeoutError:
+            log.warning(
+                "the time to drain is over: what runs is cut off, and devices go on elsewhere",
+                extra={"event": "drain_over", "limit": "drain_seconds"},
+            )
         await asyncio.sleep(0)  # let the writers send their last frames
 
     async def _sweep(self) -> None:

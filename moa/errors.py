@@ -155,7 +155,7 @@ def run_cli(
     except BrokenPipeError:
         # The reader of our output has ended (`| head`): this is no error, and nobody would read a
         # message.
-        _drop_stdout()
+        drop_stdout()
         return _EXIT_BROKEN_PIPE
     except OSError as error:
         print(f"{program}: error: {_of_the_system(error)}", file=sys.stderr)
@@ -200,10 +200,11 @@ def _flush() -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        _drop_stdout()
+        drop_stdout()
         raise UsageError(f"standard output cannot be written: {error.strerror}") from None
 
 
-def _drop_stdout() -> None:
-    """Send what is still to be written to nowhere, so that the interpreter's end does not fail."""
+def drop_stdout() -> None:
+    """Send what is still to be written to nowhere, and what is printed later, so that neither that nor
+    the interpreter's end fails."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

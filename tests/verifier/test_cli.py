@@ -129,7 +129,8 @@ def test_serve_until_sigterm(pair: tuple[Path, Path]) -> None:
     told = {line["event"]: line for line in lines if "event" in line}
     told.pop("loading", None)  # on a slow machine
     assert list(told)[:6] == ["start", "memory", "loaded", "listening", "connected", "opened"]
-    assert set(list(told)[6:]) == {"disconnected", "drain"}
+    assert set(list(told)[6:]) == {"disconnected", "drain", "stopped"}
+    assert list(told)[-1] == "stopped"
     found = told["listening"]["url"], told["loaded"]["slots"], told["opened"]["prompt_tokens"]
     assert (*found, told["disconnected"]["principal"]) == (url, 4, 3, "anonymous")
 

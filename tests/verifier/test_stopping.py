@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloud_verifier.server import Server
+from cloud_verifier.stopping import Stopping
+from tests.verifier import kit
+
+
+async def test_one_ctrl_c_drains_and_the_second_ends_at_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("cloud_verifier"), "propagate", True)
+    caplog.set_level("INFO", "cloud_verifier")
+    ended = asyncio.Event()
+    stopping = Stopping(ended.set)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(60):
+            os.kill(os.getpid(), signal.SIGINT)
+            await stopping.asked.wait()
+            assert caplog.messages == ["stopping: Ctrl-C again ends at once"]
+            assert not ended.is_set()
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+            await ended.wait()
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        loop.remove_signal_handler(signal.SIGTERM)
+    assert caplog.messages[1].startswith("stopped at once"), "SIGTERM again is no reason to"
+
+
+async def test_that_the_time_to_drain_is_over_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("cloud_verifier"), "propagate", True)
+    caplog.set_level("INFO", "cloud_verifier")
+    async with kit.verifier(kit.limited(drain_seconds=0.01)) as running:
+        monkeypatch.setattr(type(running.service), "idle", False)
+        await Server.drain(running)
+    drained = [record for record in caplog.records if "drain" in getattr(record, "event", "")]
+    assert [record.levelname for record in drained] == ["INFO", "WARNING"]
+    assert "0.01 s" in drained[0].message
+    assert "is cut off" in drained[1].message
+
+
+_NEVER_IDLE = """
+from cloud_verifier import cli
+from cloud_verifier.sessions.service import Service
+Service.idle = False
+cli.main()
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_under_its_output_ends_no_server_and_ctrl_c_twice_does() -> None:
+    with open("/dev/full", "wb") as full:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _NEVER_IDLE, "serve", "--port", "0", "--drain-seconds", "3600"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert process.stderr is not None
+    told = []
+    try:
+        for line in process.stderr:
+            told.append(json.loads(line))
+            event = told[-1].get("event")
+            if event in ("stdout", "drain"):
+                process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=300) == -signal.SIGINT
+    finally:
+        process.kill()
+        process.communicate()
+    events = [line.get("event") for line in told]
+    assert events[events.index("listening") :] == [
+        "listening",
+        "stdout",
+        "stopping",
+        "drain",
+        "stopped",
+    ]
+    said = told[events.index("stdout")]["message"]
+    assert said.startswith("standard output cannot be written (No space left on device), it was: l")
