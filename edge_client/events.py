@@ -112,6 +112,18 @@ class AnswerSoFar:
         """By position, of the verified tokens, if they were asked for."""
         self.done: Done | None = None
 
+    def copy(self) -> AnswerSoFar:
+        """The same answer, which changes no more with this one."""
+        same = AnswerSoFar()
+        same.prompt = list(self.prompt)
+        same.ids = list(self.ids)
+        same.texts = list(self.texts)
+        same.statuses = list(self.statuses)
+        same.final = self.final
+        same.logprobs = dict(self.logprobs)
+        same.done = self.done
+        return same
+
     def take(self, event: Event) -> None:
         """Take in the next event: add, confirm or withdraw tokens."""
         start = len(self.prompt)
@@ -133,12 +145,20 @@ class AnswerSoFar:
             case Retract():
                 for told in (self.ids, self.texts, self.statuses):
                     del told[event.start - start :]
+                self.final = min(self.final, len(self.ids))
             case Done():
                 self.done = event
             case _:
                 pass
         while self.final < len(self.statuses) and self.statuses[self.final] == "verified":
             self.final += 1
+
+    @property
+    def unverified(self) -> int:
+        """Tokens that are not verified, nor adopted: every count that a user reads is this one."""
+        if self.done is not None and self.done.verified:
+            return 0
+        return len(self.ids) - self.final
 
     @property
     def verified_beginning(self) -> int:

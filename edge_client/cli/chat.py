@@ -32,7 +32,14 @@ from edge_client.screen.ctrl_c import CtrlC, Interrupted
 from edge_client.screen.pipe import refused
 from edge_client.screen.reader import Reader, make_reader
 from edge_client.screen.views import draws_markdown, make_console, make_view
-from edge_client.screen.words import named, not_verified, tokens, toy, whose_tokens
+from edge_client.screen.words import (
+    last_words,
+    named,
+    not_verified,
+    tokens,
+    toy,
+    whose_tokens,
+)
 from moa.errors import MoaError, UsageError
 from moa.grammar.spec import Grammar
 from moa.safe_text import safe_line, safe_text
@@ -43,6 +50,10 @@ _LOOK_SECONDS = 1.0
 """How long a chat waits for the verifier before it says that it is not there."""
 _QUOTED = 40
 """Characters of the verified text that a continuation quotes."""
+_LEAVING = "Ctrl-C goes on without"
+"""How a check is left that a question waits for."""
+_STOPPING = "Ctrl-C stops it"
+"""How one is stopped beside the prompt."""
 _HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends"
 
 
@@ -229,10 +240,20 @@ class ChatLoop:
                 if self._reader.begun():
                     pressed_before = False
                     continue
+            if await self._left_check():
+                continue
             if pressed_before:
                 return None
             pressed_before = True
             self._console.print("Ctrl-C once more, or Ctrl-D, to leave", style="dim")
+
+    async def _left_check(self) -> bool:
+        """End a check that works, which Ctrl-C has stopped; returns whether there was one."""
+        check = self._check
+        if check is None or not check.is_working:
+            return False
+        await check.leave(tells=True)
+        return True
 
     async def _do(self, step: NextStep | None) -> None:
         """Do what a line has asked for; None was an empty line."""
@@ -287,16 +308,18 @@ class ChatLoop:
         """Cut the last answer to its verified tokens, so that nothing unverified becomes a part of
         the prompt. Returns what to ask for now, and the tokens that were cut: the verifier reads
         them as text that probably follows."""
-        count = not_verified(last.unverified)
+        count = tokens(last.unverified)
         unread = last.cut_to_verified()
         verified = last.message["content"]
         if not verified:
-            self._console.print(f"asked again: {count}", style="dim")
+            self._console.print(f"asked again: nothing of it was verified, {count}", style="dim")
             self._dialogue.remove(last.message)
             return Ask(), unread
         # The screen shows what was cut, too: so where it goes on is quoted.
-        end = safe_line(" ".join(verified.split())[-_QUOTED:])
-        self._console.print(Text(f'goes on after "{end}": {count}, and asked again', style="dim"))
+        end = safe_line(last_words(verified, _QUOTED))
+        # No count of what is not verified now: they are no part of the answer any more.
+        told = f'goes on after "{end}": what stood behind it, {count}, is asked again'
+        self._console.print(Text(told, style="dim"))
         return Continue(), unread
 
     async def _answer(
@@ -314,8 +337,7 @@ class ChatLoop:
             await self._ctrl_c.stoppable(self._show_answer(told, prediction, shown))
         except Interrupted:
             stopped = True
-            unverified = len(told.ids) - told.final
-            count = f" · {tokens(unverified)} not verified" if unverified else ""
+            count = f" · {tokens(told.unverified)} not verified" if told.unverified else ""
             self._console.print(f"stopped{count}", style="dim")
         except MoaError:
             dialogue.unanswered()
@@ -431,7 +453,7 @@ class ChatLoop:
             check.start()
             await asyncio.sleep(0)  # where the verifier is there, it works now
         if check.task is not None and check.is_working:
-            self._console.print(f"{check.status}; Ctrl-C goes on without", style="dim")
+            self._console.print(f"{check.status}; {_LEAVING}", style="dim")
             with self._following(check), contextlib.suppress(Interrupted):
                 await self._ctrl_c.stoppable(check.finish())
         await check.leave()
@@ -454,11 +476,13 @@ class ChatLoop:
             await self._check.leave()
 
     def _tell_status(self) -> None:
-        told = self._check.status if self._check is not None else ""
+        check = self._check
+        told = check.status if check is not None else ""
         if self._status is not None:
-            self._status.update(Text(told, style="dim"))
+            self._status.update(Text(told and f"{told}; {_LEAVING}", style="dim"))
         elif self._typing:
-            self._reader.show(told)
+            can_be_stopped = check is not None and check.is_working
+            self._reader.show(f"{told} · {_STOPPING}" if can_be_stopped else told)
 
     def _say(self, line: Text) -> None:
         """Print a line, above what is being typed."""

@@ -87,7 +87,7 @@ class Unverified:
     is_wanted: bool = True
     """Whether it is to be checked: one that the user has stopped is not."""
     is_being_corrected: bool = False
-    """Whether the verifier writes it anew at this moment: more of it is to come."""
+    """Whether the verifier writes it anew at this moment: until that is whole, this is the text."""
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ class Dialogue:
         count = sum(one.tokens for one in self.unverified)
         unverified = f", of which {not_verified(count)}" if count else ""
         if any(one.is_being_corrected for one in self.unverified):
-            unverified += "; an answer is being corrected, and goes on where the file is loaded"
+            unverified += "; one is being corrected: the file has it as this device wrote it"
         return f"{len(self.messages)} messages are in {path}{unverified}"
 
     def _marked(self, message: DialogueMessage) -> _Said:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Literal
@@ -20,10 +21,10 @@ from edge_client.cli.dialogue import Unverified
 from edge_client.cli.written_answer import WrittenAnswer
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
-from edge_client.events import AnswerSoFar, Done, Event, Link, Progress, Retract, Token
+from edge_client.events import Done, Event, Link, Progress, Retract, Token
 from edge_client.screen.live import PROVISIONAL
 from edge_client.screen.markdown import MarkdownLines
-from edge_client.screen.words import tokens, waiting
+from edge_client.screen.words import not_verified, tokens, waiting
 from moa.errors import DeviceError, LinkError
 from moa.safe_text import safe_text
 
@@ -31,6 +32,8 @@ _TICK_SECONDS = 0.2
 """How often it is said that a check still runs."""
 _RETRY_SECONDS = 1.0
 """Pause between two looks for a verifier that is away."""
+_WHOLE = ("eos", "stop", "length", "context")
+"""Why an answer ended that has all of its text."""
 Phase = Literal["waits", "checks", "goes on", "over"]
 
 
@@ -76,6 +79,10 @@ class OfflineCheck:
     def _begin(self, answer: WrittenAnswer) -> None:
         """Begin with an answer, of which nothing was corrected yet."""
         self._current = answer
+        self._told = answer.told.copy()
+        """The answer as the check has told it so far; the dialogue has it once it is whole."""
+        self._same = len(self._told.ids)
+        """Tokens from the beginning that were not withdrawn: the device wrote them."""
         self.phase = "waits"
         self._heard_at = self._clock()
         """When the verifier last brought something."""
@@ -107,22 +114,21 @@ class OfflineCheck:
         return held
 
     def to_save(self) -> list[Unverified]:
-        """Returns what a file says of the open answers. One that is being corrected is saved as far
-        as it has come, and noted as one whose end is not known yet: whoever loads it has it gone on
-        with."""
+        """Returns what a file says of the open answers. One that is being corrected is saved as it
+        was written until the correction is whole, for the verifier may not come back."""
+        self._note_what_is_confirmed()
         found = [answer.saved for answer in self.open_answers]
-        current = self._current
-        if self.phase == "goes on" and current.is_held:
-            current.keep()
-            found = [one for one in found if one.message is not current.message]
-            verified = len(current.begun) + len(current.told.text_of(0, current.told.final))
-            now = Unverified(current.message, current.unverified, verified, is_being_corrected=True)
-            found.insert(0, now)
-        return found
+        if self.phase != "goes on":
+            return found
+        return [
+            dataclasses.replace(one, is_being_corrected=one.message is self._current.message)
+            for one in found
+        ]
 
     @property
     def unverified(self) -> int:
         """Tokens in the dialogue that are not verified."""
+        self._note_what_is_confirmed()
         return self._unverified_of(self.open_answers)
 
     @property
@@ -130,6 +136,7 @@ class OfflineCheck:
         """What the check does now, in one line for the user; empty when it is over."""
         told = self._told
         name = self._name
+        verified = f"{tokens(told.final)} verified"
         match self.phase:
             case "over":
                 return ""
@@ -142,10 +149,9 @@ class OfflineCheck:
             case "checks":
                 status = f"checking {name}: {told.final:,} of {tokens(len(told.ids))}"
             case "goes on" if self._is_cut_off:  # what comes now is the device's own
-                verified = f"{told.final:,} of {tokens(len(told.ids))} verified"
                 return f"correcting {name}: {verified}, and {self._who_verifies} is away"
             case "goes on":
-                status = f"correcting {name}: {tokens(len(told.ids))}"
+                status = f"correcting {name}: {verified}"
         return status + waiting(self._clock() - self._heard_at)
 
     @property
@@ -153,15 +159,19 @@ class OfflineCheck:
         """Whether the verifier is checking or correcting an answer now."""
         return self.phase in ("checks", "goes on")
 
-    async def leave(self) -> None:
-        """End the check where it is: the answers stay as they are now."""
+    async def leave(self, *, tells: bool = False) -> None:
+        """End the check where it is: the answers stay as they are now, and one that is not wholly
+        corrected as it was written. It `tells` what is then not verified, whatever it has begun."""
         if self.task is not None and not self.task.done():
             is_cut = self.phase == "goes on" and self._current.is_held
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
-            self._keep_what_came()
+            self._note_what_is_confirmed()
             if is_cut:
-                self._say(Text(f"stopped: {self._name} ends here, and is not whole", style="dim"))
+                self._print_rest()
+                self._say(Text(f"stopped: {self._as_it_was}", style="dim"))
+            elif tells:
+                self._say(Text(f"stopped: {not_verified(self.unverified)}", style="dim"))
         self.phase = "over"
         self._changed()
 
@@ -187,20 +197,26 @@ class OfflineCheck:
         try:
             await self._check_in_order()
         except Exception as error:
-            self._keep_what_came()
+            self._note_what_is_confirmed()
+            if self._current.is_held:
+                self._print_rest()
+            stays = self._as_it_was if self.phase == "goes on" else f"{self._name} stays unverified"
             why = DeviceError.of("the check", error).line()
-            self._say(Text(f"{self._name} stays unverified: {why}", style="yellow"))
+            self._say(Text(f"{stays}: {why}", style="yellow"))
         finally:
             ticking.cancel()
         self.phase = "over"
         self._changed()
 
-    def _keep_what_came(self) -> None:
-        """Let the dialogue go on from a correction that has ended before its end, and print the rest
-        of what has come of it."""
-        if self._printed is not None and self._current.is_held:
-            self._current.keep()
-            self._print_rest()
+    def _note_what_is_confirmed(self) -> None:
+        """Note which tokens of the answer as it was written the check has confirmed so far."""
+        self._current.confirm(self._told, min(self._told.final, self._same))
+
+    @property
+    def _as_it_was(self) -> str:
+        """That an answer stays as it was written, because its correction is not whole."""
+        count = not_verified(self._current.unverified)
+        return f"{self._name} stays as this device wrote it, and {count}"
 
     async def _check_in_order(self) -> None:
         """Check the answers, as far as they are not verified or go on from one that was changed. One
@@ -214,12 +230,11 @@ class OfflineCheck:
             self._begin(answer)
             if not await self._check():
                 return
-            is_changed = is_changed or answer.message["content"] != before
-
-    @property
-    def _told(self) -> AnswerSoFar:
-        """The answer that is being checked, as far as it was told."""
-        return self._current.told
+            if answer.message["content"] == before:
+                continue
+            is_changed = True
+            for later in self._answers[self._answers.index(answer) + 1 :]:
+                later.stands_behind_another()
 
     @property
     def _name(self) -> str:
@@ -238,7 +253,7 @@ class OfflineCheck:
             if is_latest_turn:
                 done = await self._follow(self._conversation.recheck())
             else:
-                done = await self._follow(self._current.asked_again(self._conversation))
+                done = await self._follow(self._current.asked_again(self._conversation, self._told))
             if done is not None and done.verified:
                 self._over(done)
                 return True
@@ -258,8 +273,10 @@ class OfflineCheck:
             async for event in events:
                 self._take(event)
                 done = event if isinstance(event, Done) else done
-        if done is not None:
-            self._current.keep(done.text)
+        if done is not None and (done.verified or done.reason in _WHOLE):
+            self._current.replace(self._told, done.text)
+            self._same = len(self._told.ids)
+        self._note_what_is_confirmed()
         return done
 
     async def _tick(self) -> None:
@@ -290,20 +307,24 @@ class OfflineCheck:
             self.phase = "waits" if is_away else "checks"
         if isinstance(event, Link):
             self._is_cut_off = event.state not in ("online", "late")
+            self._note_what_is_confirmed()
         if isinstance(event, Token) and event.text:  # an end token alone changes nothing
             self._goes_on(f"and goes on with {self._name}", len(self._told.text_of()))
         self._told.take(event)
         self._note_reading(event)
         if isinstance(event, Retract):
+            self._same = min(self._same, len(self._told.ids))
             self._goes_on(f"and corrects {self._name}", event.characters)
-            self._current.keep()
         self._print_lines()
         self._changed()
 
     def _note_reading(self, event: Event) -> None:
         """Note that the verifier was heard, and how far it has read if this event says so."""
-        # A verifier that reads says so again and again, though it has not come further.
-        if not isinstance(event, Progress) or event != self._reading:
+        # A verifier that reads says so again and again, though it has not come further. The device
+        # goes on alone while nothing is heard of it.
+        is_no_news = event == self._reading
+        is_alone = isinstance(event, Token) and event.status == "provisional"
+        if not (is_no_news or is_alone):
             self._heard_at = self._clock()
         if not isinstance(event, Done):
             self._reading = event if isinstance(event, Progress) else None
@@ -365,4 +386,6 @@ class OfflineCheck:
         """Say that a part of the answer stays unverified, although the verifier is there."""
         self._print_rest()
         stays = f"{self._who_verifies} has not checked all of {self._name}: it stays so"
+        if self.phase == "goes on":
+            stays = f"{self._who_verifies} has not ended its correction: {self._as_it_was}"
         self._say(Text(stays, style="yellow"))

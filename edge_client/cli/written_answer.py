@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator
 
+import msgspec
+
 from edge_client.cli.dialogue import Dialogue, DialogueMessage, Unverified
 from edge_client.conversation import Conversation
 from edge_client.events import AnswerSoFar, Event, Prompt, Retract, Token
+from edge_client.screen.words import first_words
 from edge_client.text.codec import TextCodec
 from moa.grammar.spec import Grammar
 from moa.safe_text import safe_line
@@ -79,9 +82,7 @@ class WrittenAnswer:
     @property
     def unverified(self) -> int:
         """Tokens of it that are not verified."""
-        if self.told.done is not None and self.told.done.verified:
-            return 0
-        return len(self.told.ids) - self.told.final
+        return self.told.unverified
 
     @property
     def is_complete(self) -> bool:
@@ -98,26 +99,39 @@ class WrittenAnswer:
         before = self._dialogue.before(self.message)
         if not before:  # a file may begin with it
             return "the first answer"
-        words = " ".join(before[-1]["content"].split())
-        quoted = words if len(words) <= _QUOTED else words[: _QUOTED - 1] + "…"
-        return f'the answer to "{safe_line(quoted)}"'
+        return f'the answer to "{safe_line(first_words(before[-1]["content"], _QUOTED))}"'
 
-    def keep(self, text: str | None = None) -> None:
-        """Let the dialogue go on from the text as it is now, or from this text of the latest turn."""
-        now = self.told.text_of() if text is None else text
-        self._dialogue.correct(self.message, self.begun + now)
+    def replace(self, told: AnswerSoFar, text: str) -> None:
+        """Let it be what a check has made of it, with this text."""
+        self.told = told.copy()
+        self._dialogue.correct(self.message, self.begun + text)
+
+    def confirm(self, told: AnswerSoFar, count: int) -> None:
+        """Note that so many of its first tokens are as a check has told them, and final."""
+        self.told.statuses[:count] = told.statuses[:count]
+        self.told.final = max(self.told.final, count)
+
+    def stands_behind_another(self) -> None:
+        """Note that the text before it has changed: none of its tokens is verified behind the new
+        one."""
+        told = self.told
+        told.statuses = ["provisional"] * len(told.ids)
+        told.final = 0
+        if told.done is not None:
+            told.done = msgspec.structs.replace(told.done, verified=False)
 
     def cut_to_verified(self) -> list[int]:
         """Take the unverified end out of the message; returns its tokens. Call it when no check
         runs."""
-        self.keep(self.told.text_of(0, self.told.final))
-        return self.told.ids[self.told.final :]
-
-    async def asked_again(self, conversation: Conversation) -> AsyncGenerator[Event, None]:
-        """Ask for it once more, behind the dialogue as it is now, with the tokens that were written
-        as its beginning: the verifier checks them. Yields what changes in them. None of them counts
-        as verified at first, for what is before them may have changed."""
         told = self.told
+        self._dialogue.correct(self.message, self.begun + told.text_of(0, told.final))
+        return told.ids[told.final :]
+
+    async def asked_again(
+        self, conversation: Conversation, told: AnswerSoFar
+    ) -> AsyncGenerator[Event, None]:
+        """Ask for it once more, behind the dialogue as it is now, with the tokens that a check has
+        `told` as its beginning: the verifier checks them. Yields what changes in them."""
         written = list(told.ids)
         known = len(written)
         begun = [{"role": "assistant", "content": self.begun}] if self.begun else []
@@ -132,8 +146,6 @@ class WrittenAnswer:
             async for event in events:
                 if isinstance(event, Prompt):  # not before: it may be refused
                     told.done = None
-                    told.final = 0
-                    told.statuses = ["provisional"] * len(written)
                 if isinstance(event, Token) and known:
                     known -= 1  # it is told once more what was written
                     continue

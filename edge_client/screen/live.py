@@ -178,9 +178,8 @@ class LiveView(View):
         status += Text(self._doing(), style="dim")
         if answer.texts:
             status += Text(f" · {tokens(len(answer.texts))}", style="dim")
-        unverified = len(answer.texts) - answer.final
-        if unverified:
-            status += Text(f" · {unverified} not verified", style="yellow dim")
+        if answer.unverified:
+            status += Text(f" · {answer.unverified} not verified", style="yellow dim")
         if self._withdrawn:
             status += Text(f" · {self._withdrawn} corrected", style="magenta dim")
         status.no_wrap = True

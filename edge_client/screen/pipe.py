@@ -11,6 +11,7 @@ import sys
 from typing import Any, NoReturn, Self
 
 from edge_client.events import AnswerSoFar, Done, Event, Link, Notice
+from edge_client.screen.words import first_words
 from moa.errors import MoaError
 from moa.safe_text import safe_line, safe_text
 
@@ -142,7 +143,8 @@ def trouble_in_words(link: Link, told: str) -> str:
     if not link.detail:
         return link.state
     if link.detail == told:
-        return f"still {link.state}"
+        # It may never have been online: "still offline" would be news.
+        return "still not online" if link.state == "offline" else f"still {link.state}"
     return safe_line(f"{link.state}: {link.detail}")
 
 
@@ -155,8 +157,7 @@ def how_much_verified(answer: AnswerSoFar) -> str:
     rest = " ".join(answer.text_of(verified).split())
     if not rest or "verified" in answer.statuses[verified:]:
         return "not all of this"
-    quoted = rest if len(rest) <= _QUOTED else rest[: _QUOTED - 1] + "…"
-    return f'only what stands before "{quoted}"'
+    return f'only what stands before "{first_words(rest, _QUOTED)}"'
 
 
 def rescue(text: str, trouble: OSError) -> NoReturn:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+_MARKS = re.compile(r"^\s*(?:#{1,6}|[-*+>])\s+|\*\*|`+")
+"""What marks headings, lists, quotes, bold words and code in Markdown."""
 _TOY = (
     "this is the embedded toy model, which knows sixteen exercises: `moa-edge up TARGET"
     " --device-model MODEL` runs your own models (docs/real-models.md)"
@@ -39,6 +43,27 @@ def tokens(count: int) -> str:
 def not_verified(count: int) -> str:
     """That so many tokens are not verified, in words."""
     return f"{tokens(count)} {'is' if count == 1 else 'are'} not verified"
+
+
+def first_words(text: str, most: int) -> str:
+    """The first whole words of a text, on one line of at most so many characters; a longer word is
+    cut."""
+    line = " ".join(text.split())
+    if len(line) <= most:
+        return line
+    whole = line[:most].rpartition(" ")[0]
+    return f"{whole or line[: most - 1]}…"
+
+
+def last_words(text: str, most: int) -> str:
+    """The last whole words of a text's last line that has any, without what marks them in Markdown,
+    in at most so many characters."""
+    lines = [" ".join(_MARKS.sub("", line).split()) for line in text.splitlines()]
+    line = next((line for line in reversed(lines) if any(map(str.isalnum, line))), "")
+    if len(line) <= most:
+        return line
+    whole = line[-most:].partition(" ")[2]
+    return f"…{whole or line[1 - most :]}"
 
 
 def forwards(count: int) -> str:

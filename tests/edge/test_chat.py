@@ -227,8 +227,17 @@ async def test_an_answer_is_continued_after_its_verified_text() -> None:
     dialogue, screen = await talk(played, "one", "/continue", online=(False,))
     assert [message["content"] for message in played.asked[1]] == ["one", "verified, "]
     assert played.predicted[1] == [8], "the verifier reads what the device wrote"
-    assert 'goes on after "verified,": 1 token is not verified, and asked again' in screen
+    goes_on = 'goes on after "verified,": what stood behind it, 1 token, is asked again'
+    assert goes_on in screen
     assert [message["content"] for message in dialogue.messages] == ["one", "verified, and more"]
+
+
+async def test_where_an_answer_goes_on_is_quoted_in_whole_words_without_marks() -> None:
+    """It began in the middle of a word, with raw Markdown and without line ends."""
+    beginning = "Lists have a head and a tail.\n2. **Reversing the `Linked` List**:\n   - "
+    played = HalfVerified(beginning, done("and more", verified=True))
+    _, screen = await talk(played, "one", "/continue", online=(False,))
+    assert 'goes on after "2. Reversing the Linked List:": what stood' in screen
 
 
 async def test_a_complete_answer_is_not_written_again_while_the_verifier_is_away() -> None:
@@ -254,18 +263,19 @@ async def test_why_the_link_is_down_is_told_in_full_once(
 
     answers = [done(name, verified=True) for name in "abcd"]
     await talk(Away([*answers]), "one", "two", "three", "four")
-    told = [line for line in capsys.readouterr().err.splitlines() if "offline" in line]
+    told = [line for line in capsys.readouterr().err.splitlines() if "line" in line]
     assert told == [
-        f"edge-client: {said}" for said in ("offline: why", "still offline", "offline: why")
+        f"edge-client: {said}" for said in ("offline: why", "still not online", "offline: why")
     ]
     await talk(Away([done("a", verified=True)]), "one", trouble="why")
-    assert capsys.readouterr().err.startswith("edge-client: still offline\n")
+    said = capsys.readouterr().err
+    assert said.startswith("edge-client: still not online\n"), "it never was online"
 
 
 async def test_an_answer_without_verified_text_is_asked_for_again() -> None:
     played = HalfVerified("", done("all of it", verified=True))
     dialogue, screen = await talk(played, "one", "/continue", online=(False,))
-    assert "asked again: 1 token is not verified" in screen
+    assert "asked again: nothing of it was verified, 1 token" in screen
     assert [message["content"] for message in played.asked[1]] == ["one"]
     assert played.predicted[1] == [8]
     assert [message["content"] for message in dialogue.messages] == ["one", "all of it"]

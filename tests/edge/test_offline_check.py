@@ -167,6 +167,24 @@ async def test_a_question_in_the_middle_waits_for_the_check_or_leaves_it_and_is_
     assert len(dialogue.messages) == 4
 
 
+async def test_ctrl_c_beside_an_empty_prompt_leaves_a_check_before_the_chat() -> None:
+    """It asked whether to leave the chat, and nobody was told how the check is stopped."""
+    goes_on = threading.Event()
+
+    async def end(_: Waits) -> None:
+        goes_on.set()
+
+    _, screen, shown = await chat(
+        QUESTION, "up", sees("checking the last answer"), CTRL_C, CTRL_C, end, goes_on=goes_on
+    )
+    assert any(line.startswith("checking ") and line.endswith("Ctrl-C stops it") for line in shown)
+    assert not any("when the verifier" in line and "Ctrl-C" in line for line in shown)
+    stopped, asked = screen.index("stopped: "), screen.index("Ctrl-C once more")
+    assert stopped < asked
+    assert re.search(r"stopped: \d+ tokens are not verified\n", screen)
+    assert screen.count("Ctrl-C once more") == 1
+
+
 async def test_a_question_while_the_verifier_is_away_is_told_what_it_goes_on_from() -> None:
     dialogue, screen, _ = await chat(QUESTION, "And what is 17 plus 25?", CTRL_C, CTRL_C)
     assert "this goes on from an answer of which" in screen
@@ -379,8 +397,10 @@ async def test_each_answer_is_checked_with_the_system_message_and_settings_it_wa
     assert check.unverified == 0
 
 
-async def test_a_check_that_fails_in_a_correction_keeps_what_has_come_of_it() -> None:
-    """The screen showed a half of it, and the conversation went on from the other half."""
+async def test_a_check_that_fails_in_a_correction_shows_it_and_leaves_the_answer_as_it_was() -> (
+    None
+):
+    """The answer was cut to the half of its correction, and the device's text was nowhere."""
     dialogue = Dialogue(ClientSettings())
     answer = written_alone(dialogue, "one")
     events = (
@@ -390,10 +410,12 @@ async def test_a_check_that_fails_in_a_correction_keeps_what_has_come_of_it() ->
         token(1, "right\n", "verified"),
         token(2, "so far", "verified"),
     )
-    _, said = await checked(Scripts(*events, then=ZeroDivisionError("by zero")), answer)
-    assert dialogue.messages[1]["content"] == "right\nso far"
+    check, said = await checked(Scripts(*events, then=ZeroDivisionError("by zero")), answer)
+    assert dialogue.messages[1]["content"] == "alone"
     assert said[1:3] == ["right", "so far"]
-    assert said[3].startswith("the last answer stays unverified: the check failed")
+    stays = "the last answer stays as this device wrote it, and 1 token is not verified: the check"
+    assert said[3].startswith(stays)
+    assert check.unverified == 1
 
 
 class Pauses(Scripts):
@@ -412,63 +434,131 @@ class Pauses(Scripts):
         await asyncio.Event().wait()
 
 
-async def test_a_correction_says_that_the_verifier_is_away_again() -> None:
-    """It counted the device's own tokens as if they were the verifier's."""
-    scripted: Any = Pauses(
-        Prompt(ids=[1]),
-        token(1, "", "provisional"),
-        Retract(start=1, stop=2, characters=0),
-        token(1, "right", "verified"),
-        Link(state="offline"),
-        token(2, " alone", "provisional"),
-        token(3, " still", "provisional"),
-    )
-    client: Any = SimpleNamespace(link=SimpleNamespace(up=True), settings=ClientSettings())
-    answer = written_alone(Dialogue(ClientSettings()), "one")
-    check = OfflineCheck(client, scripted, [answer], say=lambda line: None)
-    check.start()
-    await scripted.told_all.wait()
-    said = "correcting the last answer: 1 of 3 tokens verified, and the verifier is away"
-    assert check.status == said
-    check._take(Link(state="online"))
-    assert check.status == "correcting the last answer: 3 tokens"
-    await check.leave()
-
-
-async def test_an_answer_that_is_saved_while_it_is_corrected_goes_on_where_it_is_loaded(
-    tmp_path: Path,
-) -> None:
-    """The file had the beginning of it, as if that were all."""
-    dialogue = Dialogue(ClientSettings())
-    answers: Any = [written_alone(dialogue, "one"), written_alone(dialogue, "two")]
-    scripted: Any = Pauses(
-        Prompt(ids=[1]),
-        token(1, "", "provisional"),
-        Retract(start=1, stop=2, characters=0),
-        token(1, "right so", "verified"),
-        token(2, " far", "verified"),
-    )
+@contextlib.asynccontextmanager
+async def pausing(
+    *answers: WrittenAnswer, told: Sequence[Event], now: Sequence[float] = (0.0,)
+) -> AsyncIterator[tuple[OfflineCheck, list[str]]]:
+    """A check that has told these events of its first answer and waits for more, and what it has
+    said; it reads the last of `now` as the time."""
+    scripted: Any = Pauses(*told)
     client: Any = SimpleNamespace(link=SimpleNamespace(up=True), settings=ClientSettings())
     said: list[str] = []
     check = OfflineCheck(
-        client, scripted, answers, is_latest_turn=False, say=lambda line: said.append(line.plain)
+        client, scripted, answers, say=lambda line: said.append(line.plain), clock=lambda: now[-1]
     )
     check.start()
     await scripted.told_all.wait()
-    dialogue.unverified = check.to_save()
-    told = dialogue.take(f"/save {tmp_path / 'chat.json'}")
+    yield check, said
     await check.leave()
-    assert said[-1].startswith("stopped: ")
-    assert said[-1].endswith(" ends here, and is not whole")
+
+
+BEING_CORRECTED = (
+    Prompt(ids=[1]),
+    token(1, "", "provisional"),
+    Retract(start=1, stop=2, characters=0),
+    token(1, "right", "verified"),
+)
+
+
+async def test_a_correction_counts_what_is_verified_and_says_that_the_verifier_is_away() -> None:
+    """It counted the device's own tokens as if they were the verifier's, and fell back when these
+    were withdrawn."""
+    now = [0.0]
+    answer = written_alone(Dialogue(ClientSettings()), "one")
+    verified = "correcting the last answer: 1 token verified"
+    async with pausing(answer, told=BEING_CORRECTED, now=now) as (check, _):
+        assert check.status == verified
+        now.append(3.0)
+        check._take(token(2, " alone", "provisional"))
+        assert check.status == f"{verified} · waiting for 3 s", "nothing was heard of the verifier"
+        check._take(Link(state="offline"))
+        check._take(token(3, " still", "provisional"))
+        assert check.status == f"{verified}, and the verifier is away"
+        check._take(Link(state="online"))
+        check._take(Retract(start=2, stop=4, characters=5))
+        assert check.status == verified
+        check._take(token(2, " again", "verified"))
+        assert check.status == "correcting the last answer: 2 tokens verified"
+
+
+async def test_a_check_that_is_cut_off_takes_back_nothing_that_was_verified() -> None:
+    """An answer with a verified beginning was counted whole."""
+    answer = written_alone(Dialogue(ClientSettings()), "one")
+    answer.told.take(Confirm(start=1, stop=2))
+    answer.told.take(token(2, " and more", "provisional"))
+    answer.told.done = None
+    told = (Prompt(ids=[1]), token(1, "", "provisional"), token(2, "", "provisional"))
+    async with pausing(answer, told=(*told, Link(state="offline"))) as (check, _):
+        assert check.unverified == 1
+        assert check.status == "1 token not verified: checked when the verifier is back"
+
+
+async def test_an_answer_behind_a_corrected_one_is_not_verified_until_it_is_checked() -> None:
+    dialogue = Dialogue(ClientSettings())
+    first = written_alone(dialogue, "one")
+    second = written_alone(dialogue, "two")
+    second.told.take(Confirm(start=1, stop=2))
+    second.told.done = done("alone")
+    assert second.unverified == 0
+
+    class PausesAtSecond(Pauses):
+        async def generate(self, messages: list[Any], **how: Any) -> AsyncGenerator[Event, None]:
+            if len(messages) == 1:
+                events = (*BEING_CORRECTED, done("right"))
+                for event in events:
+                    yield event
+                return
+            async for event in super().generate(messages, **how):
+                yield event
+
+    scripted: Any = PausesAtSecond()
+    client: Any = SimpleNamespace(link=SimpleNamespace(up=True), settings=ClientSettings())
+    check = OfflineCheck(client, scripted, [first, second], say=lambda line: None)
+    check.start()
+    await scripted.told_all.wait()
+    assert (first.unverified, first.message["content"]) == (0, "right")
+    (marked,) = check.to_save()
+    assert (marked.message, marked.tokens, marked.verified_characters) == (second.message, 1, 0)
+    await check.leave()
+
+
+async def test_an_answer_that_is_saved_while_it_is_corrected_is_saved_as_it_was_written(
+    tmp_path: Path,
+) -> None:
+    """The file had the beginning of the correction, and the device's text was nowhere."""
+    dialogue = Dialogue(ClientSettings())
+    answers = [written_alone(dialogue, "one"), written_alone(dialogue, "two")]
+    for part in (" and so", " on"):
+        answers[0].told.take(token(len(answers[0].told.ids) + 1, part, "provisional"))
+    answers[0].message["content"] = "alone and so on"
+    events = (
+        Prompt(ids=[1]),
+        *(token(position, "", "provisional") for position in (1, 2, 3)),
+        Confirm(start=1, stop=2),
+        Retract(start=2, stop=4, characters=5),
+        token(2, ", as", "verified"),
+        token(3, " it", "verified"),
+    )
+    async with pausing(*answers, told=events) as (check, said):
+        dialogue.unverified = check.to_save()
+        told = dialogue.take(f"/save {tmp_path / 'chat.json'}")
+    assert said[-2:] == [
+        "alone, as it",
+        'stopped: the answer to "one" stays as this device wrote it, and 2 tokens are not verified',
+    ]
+    assert answers[0].message["content"] == "alone and so on"
+    assert answers[0].cut_to_verified() == [2, 3]
+    assert answers[0].message["content"] == "alone", "what is verified of it"
     assert isinstance(told, str)
-    assert "of which 1 token is not verified; an answer is being corrected" in told
+    assert "of which 3 tokens are not verified; one is being corrected: the file has it" in told
     later = Dialogue(ClientSettings())
     loaded = later.take(f"/load {tmp_path / 'chat.json'}")
     assert isinstance(loaded, Loaded)
-    assert later.messages[1]["content"] == "right so far"
+    assert later.messages[1]["content"] == "alone and so on"
     codec = TextCodec.of(Bundle.open(embedded_bundle()))
     one, two = (WrittenAnswer.loaded(later, mark, codec, None) for mark in loaded.unverified)
-    assert (one.unverified, one.is_wanted) == (1, True), "its end is asked for"
+    assert one.saved.verified_characters == len("alone")
+    assert one.is_wanted, "its end is asked for"
     assert two.message["content"] == "alone"
 
 

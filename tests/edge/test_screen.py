@@ -221,7 +221,7 @@ def test_why_the_verifier_was_not_there_stays_on_the_screen() -> None:
     ]
     assert shown(events).count("offline: cannot reach ws://x\n") == 1
     again = shown(events, trouble="cannot reach ws://x")
-    assert again.startswith("still offline\n")
+    assert again.startswith("still not online\n")
     assert "cannot reach" not in again.partition("●")[0]
 
 
