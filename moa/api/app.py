@@ -22,7 +22,7 @@ from moa.api.completions import parse_chat, parse_completion
 from moa.api.errors import ApiError
 from moa.api.fairness import Fairness, charged, one_more
 from moa.api.guard import Guard
-from moa.api.http import SIGN_SECONDS, EventStream, Json, read_body, while_connected
+from moa.api.http import EventStream, Json, read_body, while_connected
 from moa.api.load import Counted
 from moa.api.metrics import CONTENT_TYPE, ApiMetrics
 from moa.api.recheck import Rechecks
@@ -274,7 +274,7 @@ class Api:
         if len(call.asks) == 1 and call.asks[0].mode == "provisional":
             self._rechecks.add(recording, call.asks[0], shape)
         self._kept.record(recording, first, events)
-        return EventStream(recording.listen(0), headers, SIGN_SECONDS)
+        return EventStream(recording.listen(0), headers, numbered=True)
 
     async def _follow(self, request: Request, principal: str) -> Response:
         """Send a recorded stream again, from behind the last frame that the client has."""
@@ -285,7 +285,7 @@ class Api:
         if not last_event_id:
             last_event_id = request.query_params.get("after", "0")
         frames_received = position(last_event_id, id)
-        return EventStream(recording.listen(frames_received), {"X-Request-Id": id}, SIGN_SECONDS)
+        return EventStream(recording.listen(frames_received), {"X-Request-Id": id}, numbered=True)
 
     async def _stop(self, request: Request, principal: str) -> Response:
         self._kept.drop(self._kept.get(request.path_params["id"], principal))

@@ -20,10 +20,10 @@ from moa.api.fairness import charged
 Result = TypeVar("Result")
 _KEEPALIVE_SECONDS = 15.0
 """Seconds without a frame after which a comment is sent."""
-_KEEPALIVE = b": still here\n\n"
-"""A comment: clients skip it, and it keeps the connection alive through proxies."""
+_KEEPALIVE = "still here"
+"""What a comment says that keeps the connection alive through proxies."""
 SIGN_SECONDS = 1.0
-"""The same in a stream that can be resumed: its client goes on elsewhere where it hears nothing."""
+"""The same in a stream with numbers, which can be resumed: its client goes on elsewhere where it hears nothing."""
 _PIECE = 2**18
 """Bytes of a JSON response that are sent at once."""
 _SEND_SECONDS = 30.0
@@ -101,6 +101,13 @@ class Comment(str):
 
     __slots__ = ()
 
+    def frame(self, *, among_numbers: bool = False) -> bytes:
+        """Its bytes. In a stream whose events have numbers (`id:`) no blank line follows: OpenAI's
+        package takes any blank line behind a number for the end of an event, whose data is then
+        empty, and fails. Elsewhere one follows, for clients that cut at blank lines."""
+        end = "\n" if among_numbers else "\n\n"
+        return f": {self}{end}".encode()
+
 
 DONE = "[DONE]"
 """The mark of a stream's end, as OpenAI has it."""
@@ -113,7 +120,7 @@ def event_frame(event: Any, id: str = "") -> bytes:
     if isinstance(event, bytes):
         return event
     if isinstance(event, Comment):
-        return f": {event}\n\n".encode()
+        return event.frame()
     head = f"id: {id}\n" if id else ""
     if isinstance(event, str):
         data = event.encode()
@@ -127,8 +134,9 @@ def event_frame(event: Any, id: str = "") -> bytes:
 class _FrameClient:
     """The client of a stream, to which frames are sent."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, sign_of_life: bytes) -> None:
         self._send = send
+        self._sign_of_life = sign_of_life
         self._sent_at = time.monotonic()
         """When the latest frame was sent."""
 
@@ -146,7 +154,7 @@ class _FrameClient:
             if pause > 0:
                 await asyncio.sleep(pause)
             else:
-                await self.put(_KEEPALIVE)
+                await self.put(self._sign_of_life)
 
 
 class EventStream(Response):
@@ -157,16 +165,17 @@ class EventStream(Response):
         self,
         events: AsyncGenerator[Any, None],
         headers: dict[str, str],
-        alive: float = _KEEPALIVE_SECONDS,
         *,
         first: Any = None,
+        numbered: bool = False,
     ) -> None:
         """Send `events`, each of which is what `event_frame` takes; `first` is one that was taken
-        from them already. After `alive` seconds of silence a comment is sent, so that the
-        connection is not taken for dead."""
+        from them already. With `numbered` they are frames that have numbers, from which a client
+        can resume. After some seconds of silence a comment is sent, so that the connection is not
+        taken for dead."""
         self._events = events
         self._first = first
-        self._alive = alive
+        self._numbered = numbered
         super().__init__(
             None, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers}
         )
@@ -181,8 +190,10 @@ class EventStream(Response):
         """Send the frames as they come, and a comment as a sign of life after each while without
         any. A client that does not read a frame in time is given up (`TimeoutError`)."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        client = _FrameClient(send)
-        keeping_alive = asyncio.create_task(client.keep_alive(self._alive))
+        sign_of_life = Comment(_KEEPALIVE).frame(among_numbers=self._numbered)
+        client = _FrameClient(send, sign_of_life)
+        silence = SIGN_SECONDS if self._numbered else _KEEPALIVE_SECONDS
+        keeping_alive = asyncio.create_task(client.keep_alive(silence))
         try:
             async with contextlib.aclosing(self._events) as events:
                 if self._first is not None:

@@ -63,7 +63,7 @@ class Recording:
         the beginning does not take it for the end; the numbers of frames stay."""
         self.closed = False
         if self._is_ended:
-            self.frames[-1] = b": continued\n\n"
+            self.frames[-1] = Comment("continued").frame(among_numbers=True)
 
     @property
     def _is_ended(self) -> bool:

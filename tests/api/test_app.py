@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -349,6 +350,38 @@ async def test_a_stream_that_can_be_resumed_gives_a_sign_each_second() -> None:
                 seen += piece
                 if ": still here" in seen:
                     break
+
+
+def _dispatched(lines: Iterable[str]) -> Iterator[str]:
+    """The data of each event, as OpenAI's package takes them: an empty line ends an event, too, if
+    there is nothing but the number of an earlier one."""
+    number = ""
+    data: list[str] = []
+    for line in lines:
+        if line.startswith("id: "):
+            number = line
+        elif line.startswith("data: "):
+            data.append(line.removeprefix("data: "))
+        elif not line and (data or number):
+            yield "\n".join(data)
+            data = []
+
+
+async def test_a_sign_of_life_between_numbered_events_is_no_event_of_openais_package() -> None:
+    """It ended with an error about JSON at the first second without text."""
+    for_ever = asyncio.Event()
+    ask = chat(stream=True, moa={"mode": "provisional", "resumable": True})
+    text = Piece("Hello")
+    async with talk(lambda _: [Began(), text, for_ever]) as (_, client):  # noqa: SIM117
+        async with asyncio.timeout(PATIENCE), client.stream("POST", CHAT, json=ask) as reply:
+            seen = ""
+            async for piece in reply.aiter_text():
+                seen += piece
+                if ": still here\n" in seen:
+                    break
+    events = list(_dispatched(seen.split("\n")[:-1]))
+    assert "Hello" in "".join(events)
+    assert all(json.loads(event) for event in events)
 
 
 async def test_memory_is_given_back_after_a_large_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,9 @@ HANDLE = """
 def test_events_are_read_wherever_the_network_cuts_them(node: Node) -> None:
     rng = random.Random(2)
     wanted = [{"id": f"s/{at}", "data": json.dumps({"text": "é👩‍🚀\n" * at})} for at in range(9)]
-    text = ": still here\n\n".join(f"id: {e['id']}\ndata: {e['data']}\n\n" for e in wanted).encode()
+    frames = [f"id: {e['id']}\ndata: {e['data']}\n\n" for e in wanted]
+    signs = [": still here\n", ": still here\n\n"]
+    text = "".join(frame + rng.choice(signs) for frame in frames).encode()
     for _ in range(30):
         places = sorted(rng.sample(range(len(text)), 20))
         pieces = [text[a:b] for a, b in pairwise([0, *places, len(text)])]
