@@ -87,6 +87,9 @@ class Metrics:
         self.half_open_dropped = counter(
             "half_open_dropped", "Half-open connections dropped for newer ones"
         )
+        self.failed_connections = counter(
+            "failed_connections", "Connections that opened no websocket, by kind", ("kind",)
+        )
         self.quarantined = counter(
             "quarantined_sessions", "Sessions dropped because their work failed"
         )

@@ -171,6 +171,12 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
+        if self.kv_tokens is not None and self.kv_tokens <= self.limits.max_tree_nodes:
+            raise ConfigError(
+                f"--kv-tokens {self.kv_tokens} holds no session: a draft alone takes up to"
+                f" {self.limits.max_tree_nodes} tokens (--max-tree-nodes)",
+                hint=f"a whole context and a draft take {self.slot_capacity:,}",
+            )
         if self.threads < 0:
             raise ConfigError(
                 f"--threads must be 0 or more, not {self.threads}",

@@ -199,7 +199,7 @@ class VerifierAnswerer:
         """Yield the events of one answer, from a session of its own. If the caller stops early, the
         session's round is cancelled."""
         session = session_for(ask, encoded, self._service.limits)
-        async with connected(self._service, ask.principal) as line:
+        async with connected(self._service, ask.principal, ask.peer) as line:
             try:
                 async for event in self._events(ask, session, encoded, line):
                     yield event
@@ -363,9 +363,9 @@ class Loopback:
     and metrics as a socket; `converse` has the other one. The queue is bounded by the answer's
     length."""
 
-    peer = "openai"
-
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, peer: str) -> None:
+        """`peer` is the address of the client for whom this is, for the log."""
+        self.peer = peer
         self.meter = Meter(service.limits, service.clock())
         self.flooded: Callable[[str], None] = lambda limit: None
         self.arrived = 0.0
@@ -409,10 +409,11 @@ class Loopback:
 
 
 @contextlib.asynccontextmanager
-async def connected(service: Service, principal: str) -> AsyncIterator[Loopback]:
-    """Yield a connection of this principal to the service in this process, after hello and welcome.
-    When the body ends, it is closed and its end waited for."""
-    line = Loopback(service)
+async def connected(service: Service, principal: str, peer: str) -> AsyncIterator[Loopback]:
+    """Yield a connection of this principal, whose client has the address `peer`, to the service in
+    this process, after hello and welcome. When the body ends, it is closed and its end waited
+    for."""
+    line = Loopback(service, peer)
     task = asyncio.create_task(charged(converse(service, line, principal)))
     try:
         line.put(

@@ -22,13 +22,16 @@ from websockets.protocol import Event
 
 from cloud_verifier.logs import log
 from cloud_verifier.serving.auth import Caller
+from cloud_verifier.serving.unusable import Unusable
 from cloud_verifier.sessions.budgets import BYTES, FRAMES, Meter
 from moa.process.half_open import HalfOpen
-from moa.process.secured import Secured
+from moa.process.secured import Secured, TlsFailure
 from moa.wire.limits import Limits
 
 _PIECE = 1024
 """Bytes handed on at once: up to 170 empty pings, about 2 ms of work."""
+_FIRST = 8
+"""Bytes of a connection's first ones that are kept: they tell what it speaks."""
 _TURN_SECONDS = 0.001
 """How long one connection may use the event loop before others get their turn."""
 _LONGEST_NAP = 0.25
@@ -49,7 +52,8 @@ class Connection(ServerConnection):
 
     _limits: Limits
     _half_open: HalfOpen
-    """Both are set by a subclass: the library creates the connections."""
+    _unusable: Unusable
+    """All are set by a subclass: the library creates the connections."""
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         """Make a connection for the websockets library, with a budget of its own."""
@@ -59,6 +63,8 @@ class Connection(ServerConnection):
         """Called with the name of the limit if the other end floods."""
         self.caller: Caller | None = None
         """Who has opened it; None before its handshake is checked."""
+        self._first = b""
+        """What came at first."""
         self._bytes = bytearray()
         """What was read and not yet handed on."""
         self._reading = True
@@ -105,6 +111,8 @@ class Connection(ServerConnection):
         self.arrived = time.monotonic()
         # The first bytes may be fewer than four: then they are a part of "GET ", or they are not.
         is_other_method = data[:1].isalpha() and not b"GET ".startswith(data[:4])
+        if is_first:
+            self._first = data[:_FIRST]
         if is_first and is_other_method:
             self.end()
             self.transport.write(_ONLY_GET)
@@ -129,6 +137,15 @@ class Connection(ServerConnection):
         if self._send_deadline is not None:
             self._send_deadline.cancel()
         self._hand_on_soon()
+
+    async def handshake(self, *positional: Any, **named: Any) -> None:
+        """Open the websocket, as the library does it, and take notice where that fails."""
+        try:
+            await super().handshake(*positional, **named)
+        finally:
+            error = self.protocol.handshake_exc
+            if self.request is None or error is not None:
+                self._unusable.note(self.peer, self._first, error)
 
     def process_event(self, event: Event) -> None:
         """Charge the budget for a frame, of whatever kind."""
@@ -208,6 +225,10 @@ class Connection(ServerConnection):
 class SecuredConnection(Secured, Connection):
     """A `Connection` that is established when its TLS handshake is over."""
 
+    def unsecured(self, failure: TlsFailure) -> None:
+        """Take notice of a TLS handshake that has failed."""
+        self._unusable.unsecured(self.peer, failure)
+
     def overdone(self) -> None:
         """End a connection that sends records which bring nothing, and say so."""
         log.warning(
@@ -218,13 +239,14 @@ class SecuredConnection(Secured, Connection):
 
 
 def connection_type(
-    limits: Limits, half_open: HalfOpen, tls: ssl.SSLContext | None
+    limits: Limits, half_open: HalfOpen, unusable: Unusable, tls: ssl.SSLContext | None
 ) -> type[Connection]:
     """Returns the class of a port's connections, with or without TLS. The websockets library makes
     the connections itself, so what they share is put into the class."""
     parts = {
         "_limits": limits,
         "_half_open": half_open,
+        "_unusable": unusable,
         "_tls": tls,
         "_handshake_seconds": limits.handshake_timeout,
     }

@@ -18,6 +18,7 @@ from cloud_verifier.serving.admission import FAILED, Admission, Reply
 from cloud_verifier.serving.auth import authorizations
 from cloud_verifier.serving.connection import Connection, connection_type
 from cloud_verifier.serving.conversation import converse
+from cloud_verifier.serving.unusable import Unusable
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.settings import Settings
 from moa.process.half_open import HalfOpen, room_for_connections
@@ -55,7 +56,8 @@ class Transport:
             "write_limit": limits.send_buffer_bytes,
         }
         self._half_open = HalfOpen(limits.max_half_open, self._dropped)
-        self._kind = connection_type(limits, self._half_open, settings.tls)
+        unusable = Unusable(service.metrics)
+        self._kind = connection_type(limits, self._half_open, unusable, settings.tls)
         service.metrics.half_open.set_function(lambda: len(self._half_open))
 
     @property

@@ -95,6 +95,8 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     patience: float = 1.0
     """Seconds to wait at the end for a lost link, so that the text can be verified."""
     principal: str = ""
+    peer: str = ""
+    """The address of whoever asks, for the log."""
     grammar: Grammar | None = None
     """What the answer must match, unless it is a call."""
     was_written: bool = False

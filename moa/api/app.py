@@ -231,7 +231,7 @@ class Api:
         """Answer a request, whole or as a stream. The routes differ in how they `parse` a body, and
         in the shape of what they send (`shape_of`)."""
         body = await self._body(request, principal)
-        call = parse(body, self.defaults, principal)
+        call = _asked_by(_peer(request), parse(body, self.defaults, principal))
         self._check_model(call.model)
         may_call = call.asks[0].question.may_call
         tool_format = self.answerer.tool_format if may_call else None
@@ -355,6 +355,12 @@ class Api:
 def _peer(request: Request) -> str:
     """The other end's address, for the log."""
     return f"{request.client.host}:{request.client.port}" if request.client else ""
+
+
+def _asked_by(peer: str, call: AnyCall) -> AnyCall:
+    """A request whose answers know the address of who asks for them."""
+    asks = tuple(msgspec.structs.replace(ask, peer=peer) for ask in call.asks)
+    return msgspec.structs.replace(call, asks=asks)
 
 
 async def _first(events: AsyncGenerator[Any, None]) -> Any:

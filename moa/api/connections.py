@@ -22,9 +22,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from moa.api.fairness import Fairness
 from moa.api.guard import Guard
+from moa.api.metrics import ApiMetrics
 from moa.process.half_open import HalfOpen, room_for_connections
 from moa.process.listening import Port
-from moa.process.secured import Secured
+from moa.process.rare_lines import RareLines
+from moa.process.secured import Secured, TlsFailure
 from moa.token_bucket import TokenBucket
 
 log = logging.getLogger("moa.api")
@@ -39,6 +41,12 @@ _MOST = 1024
 """Connections at once."""
 _MOST_WAITING = 256
 """Connections that wait for a request at once."""
+_FAILURES = {
+    "no_tls": "plain bytes on a port with TLS: its address is https://",
+    "tls": "a TLS handshake failed",
+    "no_request": "what came is no HTTP request, or its address begins with https:// and TLS is not spoken here",
+}
+"""What is logged of each kind of a connection that brings no request."""
 _LINES_PER_SECOND = 0.1
 """Log lines about connections that were dropped."""
 _BACKLOG = 64
@@ -53,10 +61,12 @@ _STARTING_SECONDS = 0.005
 class Connections:
     """The connections of one server. Those that wait for a request give way to new ones."""
 
-    def __init__(self, fairness: Fairness, ports: int) -> None:
+    def __init__(self, fairness: Fairness, metrics: ApiMetrics, ports: int) -> None:
         """Begin without connections. `ports` is how many ports share the process's file
         descriptors, which bound their number."""
         self.fairness = fairness
+        self._failed = metrics.failed_connections
+        self._failures = RareLines(log)
         self.most, waiting = room_for_connections(_MOST, _MOST_WAITING, ports=ports)
         self.waiting = HalfOpen(waiting, self._dropped)
         self.open: set[HttpConnection] = set()
@@ -82,6 +92,12 @@ class Connections:
         """Make room after a connection was refused for lack of file descriptors."""
         self._dropped(peer, 0)
         self.waiting.make_room()
+
+    def failed(self, peer: str, kind: str, why: str = "") -> None:
+        """Count a connection that brought no request, and log one of its kind now and then."""
+        self._failed.labels(kind).inc()
+        words = f"{_FAILURES[kind]} ({why})" if why else _FAILURES[kind]
+        self._failures.warn(kind, words, peer, "failed_connection")
 
     def _dropped(self, peer: str, count: int) -> None:
         """Log that a connection of an address, which has `count` of them, was dropped; not every
@@ -145,6 +161,7 @@ class HttpConnection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request; the later, the more of these there were."""
+        self._connections.failed(self.peer, "no_request")
         self.transport.pause_reading()
         refusal = self.loop.create_task(self._refuse(msg))
         self.tasks.add(refusal)  # a task that nobody refers to may be collected
@@ -201,6 +218,10 @@ class SecuredHttpConnection(Secured, HttpConnection):
     _most_of_a_stranger = 256
     """More than of a websocket's port: a body may come in pieces."""
 
+    def unsecured(self, failure: TlsFailure) -> None:
+        """Take notice of a TLS handshake that has failed."""
+        self._connections.failed(self.peer, failure.kind, failure.reason)
+
     def _update_phase(self) -> None:
         """Also count the small records of the next request anew, once this one is whole."""
         super()._update_phase()
@@ -229,7 +250,7 @@ async def serving(
 ) -> AsyncIterator[str]:
     """Serve an application on `port` while the body runs; yields its address. The process has
     `ports` ports in all, which share its file descriptors."""
-    connections = Connections(app.fairness, ports)
+    connections = Connections(app.fairness, app.metrics, ports)
     config = uvicorn.Config(
         app,
         http=connection_class(connections, tls),

@@ -19,6 +19,8 @@ from moa.api.fairness import Fairness
 from moa.api.http import DONE, Json, event_frame
 from moa.api.metrics import ApiMetrics
 from moa.errors import MoaError
+from moa.process.rare_lines import RareLines
+from moa.safe_text import safe_line
 from moa.token_bucket import TokenBucket
 
 log = logging.getLogger("moa.api")
@@ -26,6 +28,8 @@ _DEFECTS_PER_SECOND = 0.2
 """Log lines with a traceback."""
 _STRANGERS = (401, 403, 404, 405)
 """Statuses of refusals that anybody can get without a key, as often as they like."""
+_UNTOLD = (401, 405)
+"""Statuses of refusals that are not logged here."""
 _REVOKED = ApiError(
     401,
     "the api key was revoked while this was answered: ask for another one",
@@ -56,8 +60,9 @@ class Guard:
         self._origins = list(origins)
         self._app = self._readable(app)
         self._access = access
-        self._metrics = metrics
+        self.metrics = metrics
         self.fairness = fairness
+        self._refusals = RareLines(log)
         self._defects = TokenBucket(_DEFECTS_PER_SECOND, 10.0, time.monotonic())
 
     def _readable(self, app: ASGIApp) -> ASGIApp:
@@ -108,10 +113,25 @@ class Guard:
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         """Send an error as a response of the API; a stranger's only after a while."""
         refusal = self._as_api_error(error, scope["path"])
+        self._tell(refusal, scope)
         if refusal.status in _STRANGERS:
             await self._wait_or_abort(scope)
         response = Json(refusal.body(), refusal.status, headers=refusal.headers())
         await self._readable(response)(scope, receive, send)
+
+    def _tell(self, refusal: ApiError, scope: Scope) -> None:
+        """Log a refusal, one of a status now and then, without its message: that may quote the
+        request. Wrong keys are logged where they are checked; what is not there is asked for all
+        the time."""
+        is_no_route = refusal.status == 404 and not refusal.code
+        if refusal.status in _UNTOLD or is_no_route or refusal.status >= 500:
+            return
+        words = f"refused with {refusal.status}: {scope['method']} {_route(scope)}"
+        host, port = scope.get("client") or ("", 0)
+        peer = f"{host}:{port}" if host else ""
+        if refusal.code:
+            words += f" ({safe_line(refusal.code)})"
+        self._refusals.warn(str(refusal.status), words, peer, "refused")
 
     async def _end(
         self, why: ApiError, scope: Scope, receive: Receive, response: _Response
@@ -128,8 +148,8 @@ class Guard:
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         """Count and log a request that has had this response; status 0: none."""
-        route = getattr(scope.get("route"), "path", "other")
-        self._metrics.requests.labels(route, str(status)).inc()
+        route = _route(scope)
+        self.metrics.requests.labels(route, str(status)).inc()
         log.info(
             "%s %s %d",
             scope["method"],
@@ -159,6 +179,11 @@ class Guard:
                 if self._defects.take(1, time.monotonic()):
                     log.error("a request failed", exc_info=error, extra={"event": "request_failed"})
                 return ApiError(500, "an error inside; the server's log says more")
+
+
+def _route(scope: Scope) -> str:
+    """The route of a request, as we write it; never what was asked for."""
+    return str(getattr(scope.get("route"), "path", "other"))
 
 
 def _abort(scope: Scope) -> None:

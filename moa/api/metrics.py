@@ -35,6 +35,9 @@ class ApiMetrics:
         )
         self.tokens = self._counter("tokens", "Tokens of prompts and answers", "kind")
         self.hang_ups = self._counter("hang_ups", "Clients that left before their answer was there")
+        self.failed_connections = self._counter(
+            "failed_connections", "Connections that brought no request, by kind", "kind"
+        )
         self.withdrawn = self._counter("withdrawn_characters", "Characters that were withdrawn")
         self.kept_bytes = self._gauge(
             "kept_stream_bytes", "Bytes kept so that streams can be taken up again"

@@ -6,7 +6,8 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 from moa.token_bucket import TokenBucket
 
@@ -19,6 +20,29 @@ _SMALL_PER_SECOND = 1000.0
 """Small records of a connection that has sent a request: more than the messages that a device sends
 for all its conversations."""
 _SMALL_AT_ONCE = 2000.0
+_PLAIN = ("HTTP_REQUEST", "HTTPS_PROXY_REQUEST")
+"""What OpenSSL says of a request without TLS."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFailure:
+    """Why a TLS handshake has failed."""
+
+    kind: Literal["no_tls", "tls"]
+    """no_tls: the other end speaks plain HTTP."""
+    reason: str
+    """In a few words; none where the kind says it all."""
+
+
+def failure_of_tls(error: OSError) -> TlsFailure:
+    """Why a TLS handshake has failed by this error."""
+    if not isinstance(error, ssl.SSLError):
+        # Python's own clients leave so where they do not trust a certificate.
+        return TlsFailure("tls", "the other end did not go on with it")
+    reason = error.reason or ""
+    if reason in _PLAIN:
+        return TlsFailure("no_tls", "")
+    return TlsFailure("tls", reason.lower().replace("_", " "))
 
 
 class Secured(asyncio.Protocol):
@@ -36,6 +60,8 @@ class Secured(asyncio.Protocol):
     """Small records of a connection that is half open: a handshake and a request take a few."""
     _secured = False
     """Whether the TLS handshake is over."""
+    _heard = False
+    """Whether anything has come."""
     _handshake: asyncio.Task[None] | None = None
     _early = b""
     """Bytes of the other protocol that came before its connection was established."""
@@ -83,8 +109,12 @@ class Secured(asyncio.Protocol):
         """End a connection that sends records which bring nothing."""
         self.transport.abort()
 
+    def unsecured(self, failure: TlsFailure) -> None:
+        """Take notice that the TLS handshake has failed."""
+
     def _may_send_more(self, small_records: int) -> bool:
         """Count small records, and end the connection if there are too many."""
+        self._heard = True
         if self in self._half_open:
             self._of_a_stranger += small_records
             is_fine = self._of_a_stranger <= self._most_of_a_stranger
@@ -101,7 +131,9 @@ class Secured(asyncio.Protocol):
         connection."""
         try:
             transport = await handshake
-        except OSError:  # TLS's own errors are among these
+        except OSError as error:  # TLS's own errors are among these
+            if self._heard:  # else it is a probe of a load balancer
+                self.unsecured(failure_of_tls(error))
             self.transport.abort()
             self._half_open.leave(self)
             return

@@ -191,6 +191,44 @@ async def test_idle_connections_make_room_for_others(
     assert 1 <= len(caplog.records) < 5, "nothing that a stranger sends is logged line by line"
 
 
+async def test_what_brings_no_request_is_counted_and_logged_now_and_then(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    tls, _ = contexts(tmp_path)
+    async with endpoint(says("x")) as (_, api, app), asyncio.timeout(PATIENCE):
+        for secured, kind in ((None, "no_request"), (tls, "no_tls")):
+            async with serving(app, Port("127.0.0.1", 0), tls=secured) as address:
+                counted = api.metrics.failed_connections.labels(kind)._value
+                for times in (1, 2, 3):
+                    reader, writer = await connect(address)
+                    line = b"GET / HTTP/1.1\r\n\r\n" if secured else b"\x00\x01\r\n\r\n"
+                    writer.write(line)
+                    with contextlib.suppress(ConnectionError):
+                        await reader.read()
+                    writer.close()
+                    while counted.get() < times:
+                        await asyncio.sleep(0.01)
+    no_request, no_tls = caplog.messages
+    assert no_request.startswith("what came is no HTTP request")
+    assert no_tls.startswith("plain bytes on a port with TLS")
+
+
+async def test_a_refused_prompt_is_logged_now_and_then_and_nothing_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with served(says("x")) as (_, address), browser(address) as client:
+        for secret in ("secret", "secrets"):
+            wrong = await client.post("/v1/chat/completions", json=chat(n=secret))
+            assert wrong.status_code == 400
+        large = await client.post("/v1/chat/completions", json=chat("x" * 2**21))
+        assert large.status_code == 413
+        assert (await client.get("/favicon.ico")).status_code == 404
+    assert caplog.messages == [
+        "refused with 400: POST /v1/chat/completions",
+        "refused with 413: POST /v1/chat/completions (body_too_long)",
+    ]
+
+
 def contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """A server's context, and a client's that trusts it."""
     chain, key = certificate(folder)

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cloud_verifier.cli import parser, settings_from
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.upstream.figures import Figures
+from moa.api.metrics import ApiMetrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -31,6 +32,24 @@ def test_every_metric_that_is_watched_is_served(file: str) -> None:
     assert watched <= {
         f"{name}{end}" for name in names for end in ("", "_total", "_bucket", "_sum", "_count")
     }
+
+
+def test_every_metric_is_in_a_table_of_the_documentation_and_no_other() -> None:
+    metrics = Metrics()
+    ApiMetrics(metrics.registry)
+    Figures(metrics.registry)
+    served = {
+        f"{family.name}_total" if family.type == "counter" else family.name
+        for family in metrics.registry.collect()
+        if family.name.startswith("moa_")
+    }
+    documented = set[str]()
+    for page in ("operations.md", "upstream.md"):
+        rows = re.findall(r"^\| (`moa_.*?`) \|", (DEPLOY.parent / "docs" / page).read_text(), re.M)
+        for name in re.findall(r"`(\w+)", " ".join(rows)):
+            documented.add(f"moa_spec_decode{name}" if name.startswith("_") else name)
+    others = {"process_resident_memory_bytes", "process_start_time_seconds"}  # of the library
+    assert documented - others == served
 
 
 def test_the_alerts_cover_both_evictions_for_room_and_all_that_should_be_zero() -> None:

@@ -330,6 +330,20 @@ async def test_an_answer_that_a_drain_overtakes_ends_at_its_first_refusal(
     assert refusals(verifier, *DRAINING) == before + 1
 
 
+async def test_the_log_has_the_address_of_whoever_asks(
+    both: Both, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "propagate", True)
+    caplog.set_level("INFO", "cloud_verifier")
+    _, client = both
+    await said(client, max_tokens=2)
+    peers = {vars(one)["peer"] for one in caplog.records if getattr(one, "peer", "")}
+    (peer,) = peers
+    host, _, port = peer.rpartition(":")
+    assert host == "127.0.0.1"
+    assert int(port) > 0
+
+
 async def test_a_wrong_or_revoked_key_is_logged_with_its_address(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,16 @@ def test_a_negative_number_is_refused(flag: str) -> None:
         Settings(**wrong)
 
 
+def test_a_cache_that_holds_no_draft_is_refused_before_anything_is_loaded() -> None:
+    few = Limits(max_tree_nodes=8, max_guess_tokens=32)
+    with pytest.raises(ConfigError, match=r"--kv-tokens 64 holds no session: .* 64 tokens"):
+        Settings(kv_tokens=64)
+    with pytest.raises(ConfigError, match="--kv-tokens 8 holds no session"):
+        Settings(kv_tokens=8, limits=few)
+    assert Settings(kv_tokens=65).kv_cache_tokens == 65
+    assert Settings(kv_tokens=9, limits=few).kv_cache_tokens == 9
+
+
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\n"
 KEY = "-----BEGIN PRIVATE KEY-----\n"
 
