@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from statistics import median
+from itertools import combinations
+from statistics import quantiles
 from typing import Any
 
 from rich.console import Console
@@ -24,6 +25,10 @@ _LENGTHS = (256, 1024, 4096, 16384)
 """Tokens of the sessions that are counted."""
 _SECONDS = 1.0
 """How long each tree is timed."""
+_FEW = 8
+"""Of fewer times than these all are told, from the shortest to the longest; of more the middle half."""
+_QUIET_PERCENT = 20
+"""By so much the time of a forward varies on a machine that does nothing else."""
 
 
 def measure(settings: Settings, tell: Tell = untold) -> dict[str, Any]:
@@ -47,6 +52,7 @@ def measure(settings: Settings, tell: Tell = untold) -> dict[str, Any]:
     for nodes in fitting:
         tell(f"timing forwards of {nodes} {'tokens' if nodes > 1 else 'token'}")
         trees.append(_tree_figures(target, slot, nodes))
+    variation = _variation(trees)
     cache = target.cache
     machine = target.machine
     memory = target.memory
@@ -75,17 +81,34 @@ def measure(settings: Settings, tell: Tell = untold) -> dict[str, Any]:
         "drafts": served.drafts,
         "context": context,
         "trees": trees,
+        "times_vary_percent": variation,
+        "busy": variation > _QUIET_PERCENT,
     }
 
 
 def _tree_figures(target: Target, slot: int, nodes: int) -> dict[str, float]:
     """Returns how long a forward over a tree of so many nodes takes."""
-    ms = 1000 * _time(target, slot, nodes)
+    times = _times(target, slot, nodes)
+    lower, middle, upper = quantiles(times, n=4, method="inclusive")
+    if len(times) < _FEW:
+        lower, upper = min(times), max(times)
     return {
         "nodes": nodes,
-        "ms": round(ms, 3),
-        "verified_per_second": round(1000 * nodes / ms, 1),
+        "ms": round(1000 * middle, 3),
+        "from_ms": round(1000 * lower, 3),
+        "to_ms": round(1000 * upper, 3),
+        "verified_per_second": round(nodes / middle, 1),
     }
+
+
+def _variation(trees: list[dict[str, float]]) -> int:
+    """By how many per cent of its median the time of a forward varies in the tree whose times vary
+    most; or, where that is more, by how many a tree took longer than a larger one. A forward over
+    one token is left out there, which may run by other kernels."""
+    shares = [(one["to_ms"] - one["from_ms"]) / one["ms"] for one in trees]
+    several = [one["ms"] for one in trees if one["nodes"] > 1]
+    shares += [smaller / larger - 1 for smaller, larger in combinations(several, 2)]
+    return round(100 * max(shares, default=0.0))
 
 
 def sessions_of(cache: KVCache, tokens: int) -> int:
@@ -101,6 +124,8 @@ def show(figures: dict[str, Any], *, as_json: bool) -> None:
         return
     console = Console()
     for name, figure in figures.items():
+        if name == "busy":
+            continue
         if isinstance(figure, list):
             if figure:
                 console.print(_table(name, figure))
@@ -108,6 +133,11 @@ def show(figures: dict[str, Any], *, as_json: bool) -> None:
         is_number = type(figure) in (int, float)  # and no bool
         shown = f"{figure:,}" if is_number else figure
         console.print(f"{name.replace('_', ' ')}: {shown}")
+    if figures["busy"]:
+        console.print(
+            f"this machine was busy: the time of a forward varied by {figures['times_vary_percent']} %;"
+            " check again when nothing else runs"
+        )
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
@@ -118,9 +148,9 @@ def _table(title: str, rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _time(target: Target, slot: int, nodes: int) -> float:
-    """Median seconds of a forward that verifies a draft of `nodes` tokens: a tree where the target
-    verifies trees, else a chain."""
+def _times(target: Target, slot: int, nodes: int) -> list[float]:
+    """Seconds of forwards that verify a draft of `nodes` tokens: a tree where the target verifies
+    trees, else a chain."""
     parents = [-1] + [max(0, node // 2 - 1) for node in range(1, nodes)]
     row = Row.chain(slot, [1] * nodes, judged="all")
     if target.capabilities.trees:
@@ -131,4 +161,4 @@ def _time(target: Target, slot: int, nodes: int) -> float:
         started = time.perf_counter()
         target.forward([row]).argmax(0)  # reading the result waits for the accelerator
         times.append(time.perf_counter() - started)
-    return median(times[1:])  # the first one may be slow
+    return times[1:]  # the first one may be slow

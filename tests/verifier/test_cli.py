@@ -10,12 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from torch import Tensor
+from torch import Tensor, zeros
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from cloud_verifier import check
 from cloud_verifier.cli import main, parser, settings_from
 from cloud_verifier.model import load
 from cloud_verifier.serving.auth import Authenticator, token_line
@@ -470,7 +472,79 @@ def test_check_prints_figures(
     assert figures["fits"] == [{"tokens": 256, "sessions": 4}]
     assert figures["kv_bytes_per_token"] == 2 * 4 * 2 * 16 * 4
     assert [tree["nodes"] for tree in figures["trees"]] == [1, 8, 16, 32, 64]
-    assert all(tree["ms"] > 0 for tree in figures["trees"])
+    for tree in figures["trees"]:
+        assert 0 < tree["from_ms"] <= tree["ms"] <= tree["to_ms"]
+    assert figures["busy"] == (figures["times_vary_percent"] > 20)
+
+
+@pytest.mark.parametrize(
+    ("took", "quartiles", "varies", "busy"),
+    [
+        # The first forward is left out: it may have been slow.
+        ([9.0, *[0.2, 0.1, 0.3, 0.1] * 5], (0.1, 0.225), 83, True),
+        ([9.0, *[0.2, 0.21, 0.2] * 5], (0.2, 0.21), 5, False),
+        ([9.0, 1.0, 3.0], (1.0, 3.0), 100, True),
+    ],
+)
+def test_check_says_how_much_the_times_of_one_forward_vary(
+    took: list[float],
+    quartiles: tuple[float, float],
+    varies: int,
+    busy: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(check, "time", clock)
+    monkeypatch.setattr(check, "_SECONDS", sum(took) - 0.01)
+    target = FakeTarget(clock, took)
+    figures = check._tree_figures(target, 0, nodes=8)  # type: ignore[arg-type]
+    assert target.left == [], "no more forwards than were timed before"
+    assert (figures["from_ms"], figures["to_ms"]) == tuple(
+        round(1000 * one, 3) for one in quartiles
+    )
+    variation = check._variation([figures])
+    assert variation == varies
+    shown = {"trees": [figures], "times_vary_percent": variation, "busy": busy}
+    assert (variation > check._QUIET_PERCENT) == busy
+    check.show(shown, as_json=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"times vary percent: {varies}" in said
+    assert (f"this machine was busy: the time of a forward varied by {varies} %" in said) == busy
+
+
+def test_a_tree_that_took_longer_than_a_larger_one_tells_of_a_busy_machine() -> None:
+    def variation(*ms: float) -> int:
+        """Of trees of 1, 2, ... nodes that took so long."""
+        return check._variation(
+            [{"nodes": n, "ms": one, "from_ms": one, "to_ms": one} for n, one in enumerate(ms, 1)]
+        )
+
+    assert variation(30.0, 10.0, 20.0, 25.0) == 0, "one token may run by other kernels"
+    assert variation(5.0, 20.0, 30.0, 16.0) == 88
+
+
+class FakeClock:
+    """Time that passes only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class FakeTarget:
+    """Its forwards take so long, one after another."""
+
+    def __init__(self, clock: FakeClock, took: list[float]) -> None:
+        self.left = list(took)
+        self._clock = clock
+        self.capabilities = SimpleNamespace(trees=True)
+
+    def forward(self, rows: object) -> Tensor:
+        self._clock.now += self.left.pop(0)
+        return zeros(1, 1)
 
 
 def test_a_head_that_finds_no_memory_is_one_line(
