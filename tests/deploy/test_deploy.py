@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
 import shutil
+import socket
 import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,6 +24,7 @@ from cloud_verifier.cli import parser, settings_from
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.upstream.figures import Figures
 from moa.api.metrics import ApiMetrics
+from moa.process.listening import Port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -87,6 +94,38 @@ def test_a_verifier_can_write_its_cache_and_nothing_else_wherever_it_runs() -> N
     assert "XDG_CACHE_HOME=%C/cloud-verifier " in unit
 
 
+CPU_BUILD = (
+    "torch -c constraints.txt --index-url https://download.pytorch.org/whl/cpu"
+    " --extra-index-url https://pypi.org/simple"
+)
+
+
+def test_the_image_and_the_unit_have_the_step_for_a_machine_without_a_card(tmp_path: Path) -> None:
+    for file in ("../README.md", "cloud-verifier.service"):
+        assert f"pip install {CPU_BUILD}\n" in (DEPLOY / file).read_text()
+    pip = tmp_path / "pip"
+    pip.write_text('#!/bin/sh\necho "$@"\n')
+    pip.chmod(0o755)
+    (step,) = re.findall(
+        r"^ARG TORCH=cuda\nRUN (.*?esac)$", (DEPLOY / "Dockerfile").read_text(), re.M | re.S
+    )
+
+    def run(torch: str) -> tuple[int, str]:
+        """What the image's step does, with a pip that only says how it was called."""
+        done = subprocess.run(
+            ["/bin/sh", "-c", step],
+            env={"TORCH": torch, "PATH": f"{tmp_path}:/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    assert run("cuda") == (0, "")
+    assert run("cpu") == (0, f"install --no-cache-dir {CPU_BUILD}\n")
+    assert run("gpu") == (1, "")
+
+
 @pytest.mark.parametrize("file", ["compose/sglang.yaml", "compose/vllm.yaml"])
 def test_a_verifier_may_wait_for_its_engine_as_long_as_that_loads(file: str) -> None:
     services = yaml.safe_load((DEPLOY / file).read_text())["services"]
@@ -125,8 +164,9 @@ def test_the_flags_for_ray_serve_are_those_of_the_command() -> None:
 
 
 def test_the_manifests_ask_for_what_the_verifier_answers() -> None:
-    documents = yaml.safe_load_all((DEPLOY / "kubernetes/verifier.yaml").read_text())
-    by_kind: dict[str, Any] = {document["kind"]: document for document in documents}
+    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/verifier.yaml").read_text()))
+    # Of two Ingresses the first one.
+    by_kind: dict[str, Any] = {document["kind"]: document for document in reversed(documents)}
     pod = by_kind["Deployment"]["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
@@ -144,6 +184,157 @@ def test_the_manifests_ask_for_what_the_verifier_answers() -> None:
         assert selected.items() <= pod["metadata"]["labels"].items()
     annotations = by_kind["Ingress"]["metadata"]["annotations"].values()
     assert sum("$http_x_session_id$arg_session" in value for value in annotations) == 2
+
+
+API_KEY = "$http_x_session_id$arg_session$http_authorization"
+"""What the API's requests are sent to a replica by: a conversation's id where there is one, else the
+key; a stream is resumed with the same ones."""
+
+
+def test_the_api_of_replicas_is_routed_by_its_own_key_to_its_own_port() -> None:
+    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/verifier.yaml").read_text()))
+    named = {(one["kind"], one["metadata"]["name"]): one for one in documents}
+    ingress = named["Ingress", "moa-verifier-api"]
+    (rule,) = ingress["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    assert path["path"] == "/v1/"
+    service = named["Service", path["backend"]["service"]["name"]]
+    ports = {port["name"]: port for port in service["spec"]["ports"]}
+    port = ports[path["backend"]["service"]["port"]["name"]]
+    (container,) = named["Deployment", "moa-verifier"]["spec"]["template"]["spec"]["containers"]
+    listening = {one["name"]: one["containerPort"] for one in container["ports"]}
+    flags = ["--host=0.0.0.0", "--auth-tokens=/etc/moa/tokens", *container["args"]]
+    settings = settings_from(parser().parse_args(["serve", *flags]))
+    assert settings.openai_address == ("0.0.0.0", listening[port["targetPort"]])
+    assert settings.openai_hosts == (rule["host"],) == tuple(ingress["spec"]["tls"][0]["hosts"])
+    verifier = named["Ingress", "moa-verifier"]["spec"]["rules"][0]["host"]
+    assert verifier != rule["host"], "F5's controller takes a host for one Ingress"
+    annotations = ingress["metadata"]["annotations"]
+    assert sum(API_KEY in value for value in annotations.values()) == 2
+    assert annotations["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
+
+
+def test_nginx_routes_the_api_by_that_key_and_never_asks_twice_for_a_slow_answer() -> None:
+    text = (DEPLOY / "nginx.conf").read_text()
+    replicas = {
+        name: set(re.findall(r"server ([\d.]+):(\d+)", body))
+        for name, body in re.findall(r"^upstream (\w+) \{(.*?)^\}", text, re.M | re.S)
+    }
+    hosts = [{host for host, _ in servers} for servers in replicas.values()]
+    assert hosts[0] == hosts[1], "the same verifiers"
+    assert {port for _, port in replicas["moa_apis"]} == {"8080"}
+    assert f"hash {API_KEY} consistent;" in text
+    (api,) = re.findall(r"location /v1/ \{(.*?)\n    \}", text, re.S)
+    assert "proxy_pass http://moa_apis;" in api
+    assert "proxy_buffering off;" in api
+    assert "proxy_set_header Host $host;" in api, "which --openai-host lets in"
+    (again,) = re.findall(r"proxy_next_upstream (.*);", api)
+    assert "timeout" not in again
+    name = re.findall(r"server_name (.*);", text)[0]
+    assert f"--openai 8080 --openai-host {name}," in text
+
+
+class Replica(ThreadingHTTPServer):
+    """A stand-in of a verifier's API, which says which one it is, or that it stops."""
+
+    stops = False
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), ReplicaHandler)
+
+
+class ReplicaHandler(BaseHTTPRequestHandler):
+    """Answers with its replica's port."""
+
+    def do_POST(self) -> None:
+        """Read the request, and answer it."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer()
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self._answer()
+
+    def _answer(self) -> None:
+        assert isinstance(self.server, Replica)
+        content = str(self.server.server_port).encode()
+        self.send_response(503 if self.server.stops else 200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def replicas() -> Iterator[list[Replica]]:
+    """Two stand-ins that serve."""
+    made = [Replica(), Replica()]
+    for one in made:
+        threading.Thread(target=one.serve_forever, daemon=True).start()
+    yield made
+    for one in made:
+        one.shutdown()
+        one.server_close()
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_nginx_keeps_a_conversation_on_its_replica_until_that_stops(
+    replicas: list[Replica], tmp_path: Path
+) -> None:
+    """With the file as it is, but for its addresses and TLS."""
+    with Port("127.0.0.1", 0) as free:
+        port = free.number
+    text = (DEPLOY / "nginx.conf").read_text()
+    text = re.sub(r"^ *(ssl_.*|server 10\.0\.0\.13:.*);.*\n", "", text, flags=re.M)
+    text = text.replace("listen 443 ssl", f"listen 127.0.0.1:{port}")
+    for host, replica in zip(("11", "12"), replicas, strict=True):
+        text = text.replace(f"10.0.0.{host}:8080", f"127.0.0.1:{replica.server_port}")
+    configuration = tmp_path / "nginx.conf"
+    temporary = "\n".join(
+        f"{kind}_temp_path {tmp_path}/{kind};"
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    configuration.write_text(
+        f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/error;\nevents {{}}\n"
+        f"http {{\naccess_log off;\n{temporary}\n{text}\n}}\n"
+    )
+    nginx = subprocess.Popen(["nginx", "-p", str(tmp_path), "-c", str(configuration)])
+    try:
+        _wait_for(port, nginx)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+
+            def served_by(session: str, method: str = "POST") -> str:
+                """Which replica has answered for this conversation."""
+                path = "/v1/chat/completions" if method == "POST" else "/v1/streams/chatcmpl-1"
+                answer = client.request(
+                    method,
+                    path,
+                    headers={"Authorization": "Bearer key", "X-Session-Id": session},
+                    content=b"{}",
+                )
+                assert answer.status_code == 200
+                return answer.text
+
+            first = {str(one): served_by(str(one)) for one in range(20)}
+            assert len(set(first.values())) == 2, "conversations of one key are spread"
+            assert {one: served_by(one, "GET") for one in first} == first, "a stream is resumed"
+            replicas[0].stops = True
+            stays = str(replicas[1].server_port)
+            assert {served_by(one) for one in first} == {stays}, "none sees the 503"
+            assert client.get("/metrics").status_code in (403, 404), "it is of one replica"
+    finally:
+        nginx.terminate()
+        nginx.wait(timeout=60)
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a program accepts connections at its port; it must not end before."""
+    while True:
+        assert process.poll() is None
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
 
 
 UPSTREAM_FILES = ("compose/sglang.yaml", "compose/vllm.yaml", "kubernetes/upstream.yaml")
