@@ -171,7 +171,7 @@ def _build(args: argparse.Namespace) -> None:
     # Mistakes come first: torch and the exporter take seconds to import.
     _check_build(args)
     from export.build import build
-    from export.plan import make_plan
+    from export.plan import check_memory, make_plan
 
     clean_up_when_ended()
     is_embedded = not args.target
@@ -180,6 +180,7 @@ def _build(args: argparse.Namespace) -> None:
         plan = make_plan(target, drafter, args.variant, args.draft_vocab)
         _show(plan.as_dict(), args.json, plan.lines())
         return
+    check_memory(make_plan(target, drafter, args.variant, args.draft_vocab))
     settings = _build_settings(args, target, drafter, with_embedded_prompts=is_embedded)
     with _ProgressLines() as lines:
         bundle = build(settings, say=lines.say, show=lines.show)
@@ -234,6 +235,7 @@ def _setup(args: argparse.Namespace) -> None:
         )
     _check_files(args.calibration)
     _check_place(args, args.out / "bundle")
+    from export.plan import check_memory
     from export.setup import (
         NOT_CALIBRATED,
         VARIANTS,
@@ -257,6 +259,7 @@ def _setup(args: argparse.Namespace) -> None:
     )
     plan = make_setup_plan(setup)
     if not args.dry_run:
+        check_memory(plan.export)
         with _ProgressLines() as lines:
             if not plan.calibrates:
                 lines.say(NOT_CALIBRATED)

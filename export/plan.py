@@ -12,6 +12,7 @@ from moa.drafters.graph import GraphSizes
 from moa.drafters.registry import find
 from moa.errors import UsageError
 from moa.manifest import BundleKind
+from moa.process.memory import available_bytes
 from moa.target.loading import read_facts
 
 _BYTES_PER_WEIGHT = {
@@ -93,6 +94,20 @@ class ExportPlan:
         )
         lines.append(f"time without calibration: about {self.seconds:.0f} s")
         return lines
+
+
+def check_memory(plan: ExportPlan) -> None:
+    """Raise a `UsageError` if less memory is free than making a bundle takes: a system without
+    memory kills it after minutes, or others before it."""
+    available = available_bytes()
+    is_known = available > 0
+    if is_known and available < plan.memory:
+        raise UsageError(
+            f"making the bundle takes {plan.memory / 1e9:.1f} GB of memory, and"
+            f" {available / 1e9:.1f} GB are free",
+            hint="free some, or make it with moa-export on another machine and copy its folder, which"
+            " `moa-edge up` and `edge-client` take as --bundle",
+        )
 
 
 def make_plan(

@@ -19,7 +19,6 @@ from moa.bundle import MANIFEST, SCHEMA
 from moa.cli.command_line import CommandParser
 from moa.config import TargetFacts
 from moa.errors import UsageError, run_cli
-from moa.process.memory import available_bytes
 from moa.process.user_folders import cache_folder
 from moa.wire.limits import Limits
 
@@ -60,6 +59,7 @@ def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, An
     """Returns what is known of a target and a small sibling before anything starts, from their
     files' headers alone: sizes, times, and the folder of their bundle. Raises for what cannot work:
     another tokenizer, an unsupported family, too little memory or disk."""
+    from export.plan import check_memory
     from export.setup import Setup, make_setup_plan
     from moa.target.loading import read_facts
 
@@ -70,7 +70,7 @@ def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, An
     bundle.parent.mkdir(parents=True, exist_ok=True)
     if not is_made:
         _check_disk(bundle.parent, plan.export.disk)
-        _check_memory(plan.export.memory)
+        check_memory(plan.export)
     memory = _verifier_memory(target, dtype)
     lines = plan.lines(is_made=is_made)
     if memory is not None:
@@ -113,18 +113,6 @@ def _check_disk(folder: Path, needed: int) -> None:
             f"the bundle takes {needed / 1e9:.1f} GB of disk while it is made, and"
             f" {folder} has {free / 1e9:.1f} GB free",
             hint="set XDG_CACHE_HOME to a folder on another disk",
-        )
-
-
-def _check_memory(needed: int) -> None:
-    """Raise a `UsageError` if fewer than `needed` bytes of memory are free."""
-    available = available_bytes()
-    is_known = available > 0
-    if is_known and available < needed:
-        raise UsageError(
-            f"making the bundle takes {needed / 1e9:.1f} GB of memory, and"
-            f" {available / 1e9:.1f} GB are free",
-            hint="free some, or make it on another machine with moa-export setup",
         )
 
 

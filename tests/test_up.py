@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import pytest
 from packaging.requirements import Requirement
 
+from edge_client.device import embedded_bundle
 from moa.cli import up as up_command
 from moa.cli.installed import LLAMA_CPP, PACKAGES
 from moa.cli.moa_edge import main as moa_edge
@@ -32,6 +33,7 @@ from testing.tiny import save_tiny
 from tests.edge.test_screen import on_screen
 
 SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
+EMBEDDED = embedded_bundle()
 _PROGRAM = "from moa.cli.moa_edge import main; main()"
 
 
@@ -179,6 +181,22 @@ def followed(text: str, pieces: Iterator[dict[str, Any]]) -> tuple[str, bool]:
     return text, verified
 
 
+def test_a_bundle_that_is_there_is_taken_and_nothing_is_made(tmp_path: Path) -> None:
+    """A machine that has not the memory to make it has none to plan it either."""
+    target = str(save_tiny("qwen2", tmp_path / "target"))
+    words = (target, "--bundle", str(EMBEDDED), "--port", "0", "--json", "--no-browser")
+    with up(*words, "--dry-run", cache=tmp_path / "cache") as process:
+        said, _ = process.communicate(timeout=120)
+        assert json.loads(said) == {"bundle": str(EMBEDDED), "made": True}
+    with up(*words, cache=tmp_path / "cache") as process:
+        found = places(process)
+        assert found["bundle"] == str(EMBEDDED)
+        assert listens(found["verifier"])
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=120) == 0
+    assert not list((tmp_path / "cache").rglob("manifest.json"))
+
+
 def test_a_dead_endpoint_ends_the_rest_with_an_error(tmp_path: Path) -> None:
     words = ("--port", "0", "--verifier-port", "0", "--json", "--no-browser")
     with up(*words, cache=tmp_path) as process:
@@ -210,6 +228,18 @@ def children(parent: int) -> list[int]:
     ("words", "code", "says"),
     [
         (("/nowhere",), 2, "TARGET and --device-model belong together"),
+        (("--bundle", "/nowhere"), 2, "TARGET and --device-model belong together"),
+        ((str(EMBEDDED), "--bundle", "/nowhere"), 2, "no bundle at /nowhere"),
+        (
+            (str(EMBEDDED), "--device-model", str(EMBEDDED)),
+            2,
+            f"is a bundle, not a model (--bundle {EMBEDDED})",
+        ),
+        (
+            ("some/model", "--device-model", "other/model", "--bundle", str(EMBEDDED)),
+            2,
+            "--device-model and --bundle are two ways to name the device's model",
+        ),
         (("/nowhere", "--device-model", "/there"), 2, "TARGET: no such file or folder: /nowhere"),
         (("toy/model", "--device-model", "./there"), 2, "--device-model: no such file or folder"),
         (("some/model", "--device-model", "other/model"), 2, "the hub cannot be reached"),
@@ -259,7 +289,7 @@ def test_all_that_is_missing_is_named_at_once_with_one_command(
     model = str(tmp_path / "a.gguf")
 
     def missing(**given: Any) -> str:
-        options = {"target": model, "device_model": model, "dry_run": False} | given
+        options = {"target": model, "device_model": model, "bundle": "", "dry_run": False} | given
         with pytest.raises(UsageError) as caught:
             asyncio.run(up_command._up(argparse.Namespace(**options)))
         return caught.value.line()

@@ -99,6 +99,12 @@ def add(top: argparse.ArgumentParser) -> None:
         help="a small model of the same tokenizer: a hub id, a folder or a GGUF file",
     )
     top.add_argument(
+        "--bundle",
+        default="",
+        metavar="DIR",
+        help="in place of --device-model: its bundle, if one was made before",
+    )
+    top.add_argument(
         "--dtype", default="auto", help="the target's precision (default: %(default)s)"
     )
     top.add_argument(
@@ -137,14 +143,7 @@ class _ChildFailed(Exception):
 async def _up(options: argparse.Namespace) -> int:
     """Start everything, and run until the endpoint ends or a signal comes; returns the exit code.
     After a signal all programs are ended first."""
-    if bool(options.target) != bool(options.device_model):
-        raise UsageError(
-            "TARGET and --device-model belong together",
-            hint="a small model of the target's family, of the same tokenizer; leave out both for the"
-            " embedded pair",
-        )
-    check_place("TARGET", options.target)
-    check_place("--device-model", options.device_model)
+    _check_models(options)
     check_installed(_extras(options))
     _check_ports(options)
     stop = asyncio.Event()
@@ -168,6 +167,32 @@ async def _up(options: argparse.Namespace) -> int:
         return failure.code
 
 
+def _check_models(options: argparse.Namespace) -> None:
+    """Raise a `UsageError` for models that do not make a pair, or are not there."""
+    if options.device_model and options.bundle:
+        raise UsageError(
+            "--device-model and --bundle are two ways to name the device's model",
+            hint="--bundle takes a bundle that was made before, --device-model makes it",
+        )
+    if bool(options.target) != bool(options.device_model or options.bundle):
+        raise UsageError(
+            "TARGET and --device-model belong together",
+            hint="a small model of the target's family, of the same tokenizer, or --bundle DIR with"
+            " its bundle; leave out both for the embedded pair",
+        )
+    check_place("TARGET", options.target)
+    check_place("--device-model", options.device_model)
+    from moa.bundle import MANIFEST, Bundle
+
+    if options.bundle:
+        Bundle.open(options.bundle)
+    elif (Path(options.device_model) / MANIFEST).is_file() and options.device_model:
+        raise UsageError(
+            f"--device-model: {options.device_model} is a bundle, not a model",
+            hint=f"--bundle {options.device_model}",
+        )
+
+
 def _check_ports(options: argparse.Namespace) -> None:
     """Raise a `UsageError` for a port that cannot be had: before the bundle is made, which takes
     minutes."""
@@ -183,7 +208,7 @@ def _check_ports(options: argparse.Namespace) -> None:
 def _extras(options: argparse.Namespace) -> list[str]:
     """The extras that hold what will be run."""
     extras = [] if options.dry_run else ["verifier", "serve"]
-    if options.target:
+    if options.device_model:
         extras.append("export")
     if options.target.lower().endswith(".gguf"):
         extras.append("gguf")
@@ -193,11 +218,11 @@ def _extras(options: argparse.Namespace) -> list[str]:
 async def _start_and_watch(options: argparse.Namespace) -> int:
     """Make the device's bundle if there is none yet, then run verifier and endpoint. Returns 0
     after a dry run; else it raises when the endpoint ends, which it should not do by itself."""
-    plan = await _plan(options) if options.target else None
+    plan = await _plan(options) if options.device_model else None
     if options.dry_run:
         _show_plan(plan, options)
         return 0
-    bundle = ""
+    bundle = options.bundle
     if plan is not None:
         bundle = str(plan["bundle"])
         if options.again or not plan["made"]:
@@ -277,10 +302,13 @@ async def _plan(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show_plan(plan: dict[str, Any] | None, options: argparse.Namespace) -> None:
-    """Print what would be made, as lines or as JSON. `plan` is None for the pair of models that
-    comes with the program, for which nothing is made."""
+    """Print what would be made, as lines or as JSON. `plan` is None where nothing is made: with a
+    bundle that is there, and for the pair of models that comes with the program."""
     if options.json:
-        print(json.dumps(plan or {"bundle": "", "made": True}, indent=2))
+        print(json.dumps(plan or {"bundle": options.bundle, "made": True}, indent=2))
+        return
+    if options.bundle:
+        print(f"the bundle {options.bundle} is taken as it is: nothing is made")
         return
     if plan is None:
         print(

@@ -13,6 +13,7 @@ import pytest
 
 from cloud_verifier.settings import Settings
 from export import quick_start
+from export.cli import main as export_main
 from export.quick_start import main, plan_pair
 from moa.bundle import MANIFEST
 from moa.errors import UsageError
@@ -94,12 +95,12 @@ def test_swapped_models_are_refused_by_name_before_memory_is_spoken_of(
     """They were refused only where memory was short, with a line about memory."""
     large = str(save_tiny("qwen2", tmp_path / "large"))
     small = str(save_tiny("qwen2", tmp_path / "small", seed=5, **SMALL))
-    monkeypatch.setattr("export.quick_start.available_bytes", lambda: 1)
+    monkeypatch.setattr("export.plan.available_bytes", lambda: 1)
     with pytest.raises(UsageError, match="making the bundle takes"):
         plan_pair(large, small)
     with pytest.raises(UsageError, match=r"large, the small model for the device, has .*B weights"):
         plan_pair(small, large)
-    monkeypatch.setattr("export.quick_start.available_bytes", lambda: 0)
+    monkeypatch.setattr("export.plan.available_bytes", lambda: 0)
     assert plan_pair(large, large), "one model may be both"
 
 
@@ -135,6 +136,31 @@ def test_a_bundle_that_memory_does_not_hold_is_not_begun(
 ) -> None:
     target = str(save_tiny("qwen2", tmp_path / "target"))
     small = str(save_tiny("qwen2", tmp_path / "small", seed=5, **SMALL))
-    monkeypatch.setattr("export.quick_start.available_bytes", lambda: 100_000_000)
+    monkeypatch.setattr("export.plan.available_bytes", lambda: 100_000_000)
     with pytest.raises(UsageError, match=r"takes 0\.4 GB of memory, and 0\.1 GB are free"):
         plan_pair(target, small)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["setup", "{target}", "--sibling", "{small}"],
+        ["build", "--target", "{target}", "--drafter", "independent:{small}"],
+    ],
+)
+def test_who_makes_a_bundle_alone_is_told_of_memory_before(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They began to unpack, and would have been killed; `moa-edge up` refused."""
+    target = str(save_tiny("qwen2", tmp_path / "target"))
+    small = str(save_tiny("qwen2", tmp_path / "small", seed=5, **SMALL))
+    monkeypatch.setattr("export.plan.available_bytes", lambda: 100_000_000)
+    words = [word.format(target=target, small=small) for word in command]
+    out = tmp_path / "out"
+    assert export_main([*words, "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert "making the bundle takes 0.4 GB of memory, and 0.1 GB are free" in said
+    assert not list(tmp_path.rglob("manifest.json"))
