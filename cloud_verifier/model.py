@@ -298,6 +298,9 @@ def load_target(settings: Settings, drafters: DrafterMemory) -> Target:
         threads=settings.threads,
         library=settings.llama_library,
     )
+    if source_of(source).planned:  # its config says how long its texts may be
+        facts, _ = read_facts(source, identify=False)
+        settings.limits.context_within(min(settings.slot_capacity, facts.max_positions))
     plan = _memory_plan(source, options, drafters)
     if plan is not None:
         log.info("the target %s", plan, extra={"event": "memory", "figures": plan.figures})

@@ -25,7 +25,7 @@ from cloud_verifier.sessions.budgets import Principal, WorkBudget
 from cloud_verifier.sessions.outbox import CloseConnection, Outbox
 from cloud_verifier.sessions.session import PREFILL, Output, Prefill, Run, ServerSession
 from cloud_verifier.sessions.table import SessionTable
-from moa.errors import ConfigError, MoaError, UsageError
+from moa.errors import MoaError, UsageError
 from moa.grammar.matcher import GrammarCompiler, Matcher
 from moa.grammar.spec import Grammar
 from moa.token_bucket import TokenBucket
@@ -86,15 +86,7 @@ class Service:
         self._gone: set[Job] = set()
         """Rounds that the engine did not hold when `sweep` was last called, and of which nothing
         had been reported."""
-        self.max_context = min(
-            limits.max_context_tokens,
-            facts.capacity - limits.max_tree_nodes,
-        )
-        if self.max_context < 1:
-            raise ConfigError(
-                f"a slot of {facts.capacity} tokens has no room for a draft of {limits.max_tree_nodes}",
-                hint="lower --max-tree-nodes",
-            )
+        self.max_context = limits.context_within(facts.capacity)
 
     def drain(self, reason: str, seconds: float) -> None:
         """Accept no new work; send Goaway to every client."""

@@ -142,6 +142,17 @@ class Limits:
                 f" not {self.max_frame_bytes}"
             )
 
+    def context_within(self, capacity: int) -> int:
+        """The most tokens of a session whose slot holds so many: the largest draft needs a place
+        behind them. A `ConfigError` where nothing is left."""
+        context = min(self.max_context_tokens, capacity - self.max_tree_nodes)
+        if context < 1:
+            raise ConfigError(
+                f"a slot of {capacity} tokens has no room for a draft of {self.max_tree_nodes}",
+                hint="lower --max-tree-nodes",
+            )
+        return context
+
     @staticmethod
     def least_frame_bytes(context: int) -> int:
         """Smallest allowed frame limit: a lost session is opened again in one frame, with up to 5

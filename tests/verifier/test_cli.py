@@ -28,6 +28,7 @@ from moa.errors import UsageError
 from moa.process.listening import Port
 from moa.target.identity import SCHEME
 from moa.wire import SUBPROTOCOL, ClientSession, decode_server, encode
+from moa.wire.limits import Limits
 from moa.wire.messages import Hello, Message, ServerMessage, Welcome
 from testing.client import client
 from testing.verifier import verifier
@@ -545,6 +546,15 @@ class FakeTarget:
     def forward(self, rows: object) -> Tensor:
         self._clock.now += self.left.pop(0)
         return zeros(1, 1)
+
+
+def test_a_context_that_holds_no_draft_is_refused_before_the_weights_are_read(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloud_verifier.model.open_target", lambda *_: pytest.fail("it was loaded"))
+    limits = Limits(max_tree_nodes=4096, max_guess_tokens=4096)
+    with pytest.raises(UsageError, match=r"a slot of \d+ tokens has no room for a draft of 4096"):
+        load(Settings(target=str(pair[0]), device="cpu", limits=limits))
 
 
 def test_a_head_that_finds_no_memory_is_one_line(
