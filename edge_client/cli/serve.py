@@ -93,11 +93,7 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: Modul
             async with endpoint.endpoint(client, serve, serve.model_name, port) as address:
                 model = endpoint.EdgeAnswerer(client, serve.model_name).model
                 leave_out_what_is_loaded()  # the garbage collector need not look at it again
-                print(
-                    f"chat page and API at {address} (model {safe_line(model)}); Ctrl-C ends",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                _print(f"chat page and API at {address} (model {safe_line(model)}); Ctrl-C ends")
                 if remark := toy(settings.bundle, settings.upstream):
                     _tell(remark)
                 look = asyncio.create_task(tell_of_the_verifier(client))
@@ -154,7 +150,13 @@ def _tell(what: str) -> None:
     """Print lines with the time in front of them."""
     stamp = time.strftime(_time_format())
     for line in what.splitlines():
-        print(f"{stamp} {line}", file=sys.stderr, flush=True)
+        _print(f"{stamp} {line}")
+
+
+def _print(line: str) -> None:
+    """Print a line on standard error; a full disk under it ends no endpoint."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _time_format() -> str:

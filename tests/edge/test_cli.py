@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import json
 import os
@@ -802,3 +803,29 @@ async def test_a_terminal_is_told_what_the_start_of_the_endpoint_waits_for(
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
     assert "edge-client: loading the drafter ... 0 s" in said
+
+
+async def test_a_full_disk_under_its_lines_ends_no_endpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[str] = []
+
+    class Full:
+        """Standard error on a full disk."""
+
+        def write(self, text: str) -> int:
+            """Take no text."""
+            written.append(text)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def flush(self) -> None:
+            """Nothing waits to be written."""
+
+        def isatty(self) -> bool:
+            """It is a file."""
+            return False
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    nobody = SimpleNamespace(link=None)
+    await tell_of_the_verifier(nobody)  # type: ignore[arg-type]
+    assert len(written) == 2, "each of its lines was tried"
