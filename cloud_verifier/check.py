@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from itertools import combinations
+from itertools import combinations, takewhile
 from statistics import quantiles
 from typing import Any
 
@@ -22,7 +22,7 @@ _TREES = (1, 8, 16, 32, 64)
 _CONTEXT = 128
 """Tokens before them."""
 _LENGTHS = (256, 1024, 4096, 16384)
-"""Tokens of the sessions that are counted."""
+"""Tokens of the sessions that are counted, besides those of a full context."""
 _SECONDS = 1.0
 """How long each tree is timed."""
 _FEW = 8
@@ -41,6 +41,7 @@ def measure(settings: Settings, tell: Tell = untold) -> dict[str, Any]:
     loaded = time.perf_counter() - started
     target = served.target
     facts = served.facts
+    full_context = settings.limits.context_within(facts.capacity)
     slot = target.cache.acquire()
     context = min(_CONTEXT, facts.capacity // 2)
     tell(f"reading a context of {context} tokens")
@@ -56,7 +57,6 @@ def measure(settings: Settings, tell: Tell = untold) -> dict[str, Any]:
     cache = target.cache
     machine = target.machine
     memory = target.memory
-    longest_draft = settings.limits.max_tree_nodes
     return {
         "target": target.facts.family,
         "decoder": target.capabilities.decoder,
@@ -67,15 +67,14 @@ def measure(settings: Settings, tell: Tell = untold) -> dict[str, Any]:
         "dtype": machine.dtype,
         "load_seconds": round(loaded, 2),
         "slots": facts.slots,
-        "context_tokens": facts.capacity - longest_draft,
+        "context_tokens": full_context,
         "kv_bytes_per_token": memory.kv_bytes_per_token,
         "kv_tokens": cache.pages * cache.page_tokens,
         "kv_bytes": memory.kv_bytes,
         "buffer_bytes": memory.buffer_bytes,
         "fits": [
             {"tokens": length, "sessions": sessions_of(cache, length)}
-            for length in _LENGTHS
-            if length <= cache.capacity
+            for length in [*takewhile(full_context.__gt__, _LENGTHS), full_context]
         ],
         "records": facts.records is not None,
         "drafts": served.drafts,

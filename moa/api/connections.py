@@ -44,7 +44,7 @@ _MOST_WAITING = 256
 _FAILURES = {
     "no_tls": "plain bytes on a port with TLS: its address is https://",
     "tls": "a TLS handshake failed",
-    "no_request": "what came is no HTTP request, or its address begins with https:// and TLS is not spoken here",
+    "no_request": "what came is no HTTP request (TLS on a port without it looks so, too)",
 }
 """What is logged of each kind of a connection that brings no request."""
 _LINES_PER_SECOND = 0.1

@@ -470,7 +470,7 @@ def test_check_prints_figures(
     ]
     assert figures["slots"] == 4
     assert figures["kv_tokens"] == 4 * (256 + 64), "no more than all slots can hold"
-    assert figures["fits"] == [{"tokens": 256, "sessions": 4}]
+    assert figures["fits"] == [{"tokens": 256, "sessions": 4}], "a full context is among them"
     assert figures["kv_bytes_per_token"] == 2 * 4 * 2 * 16 * 4
     assert [tree["nodes"] for tree in figures["trees"]] == [1, 8, 16, 32, 64]
     for tree in figures["trees"]:
