@@ -32,8 +32,6 @@ _TICK_SECONDS = 0.2
 """How often it is said that a check still runs."""
 _RETRY_SECONDS = 1.0
 """Pause between two looks for a verifier that is away."""
-_WHOLE = ("eos", "stop", "length", "context")
-"""Why an answer ended that has all of its text."""
 Phase = Literal["waits", "checks", "goes on", "over"]
 
 
@@ -273,10 +271,9 @@ class OfflineCheck:
             async for event in events:
                 self._take(event)
                 done = event if isinstance(event, Done) else done
-        if done is not None and (done.verified or done.reason in _WHOLE):
-            self._current.replace(self._told, done.text)
-            self._same = len(self._told.ids)
         self._note_what_is_confirmed()
+        if done is not None and not self._told.unverified:
+            self._current.replace(self._told, done.text)
         return done
 
     async def _tick(self) -> None:

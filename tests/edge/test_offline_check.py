@@ -493,6 +493,16 @@ async def test_a_check_that_is_cut_off_takes_back_nothing_that_was_verified() ->
         assert check.status == "1 token not verified: checked when the verifier is back"
 
 
+async def test_a_correction_that_the_device_has_ended_alone_is_none() -> None:
+    """Nobody had seen what it wrote then, and the conversation went on from it."""
+    answer = written_alone(Dialogue(ClientSettings()), "one")
+    ended = (token(2, " alone again", "provisional"), done("right alone again", verified=False))
+    scripted = Scripts(*BEING_CORRECTED, Link(state="offline"), *ended)
+    check, _ = await checked(scripted, answer)  # it cannot recheck, and so ends there
+    assert answer.message["content"] == "alone"
+    assert check.unverified == 1
+
+
 async def test_an_answer_behind_a_corrected_one_is_not_verified_until_it_is_checked() -> None:
     dialogue = Dialogue(ClientSettings())
     first = written_alone(dialogue, "one")
