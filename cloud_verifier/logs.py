@@ -14,13 +14,13 @@ import logging
 import os
 import sys
 import textwrap
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from moa.cli.working import lasting
 from moa.process.memory import resident_bytes
 from moa.safe_text import safe_line, safe_text
 from moa.token_bucket import TokenBucket
@@ -209,32 +209,23 @@ def configure(level: str, limits: Limits, log_format: LogFormat = "auto") -> Non
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-@contextlib.contextmanager
-def told_while_it_lasts(what: str, every: float = _TELL_SECONDS) -> Iterator[None]:
-    """Log a line every few seconds while the body runs: how long it has taken, and how much memory
-    this process has by now."""
-    done = threading.Event()
-    began = time.monotonic()
+def told_while_it_lasts(
+    what: str, every: float = _TELL_SECONDS
+) -> contextlib.AbstractContextManager[None]:
+    """A context that logs a line every few seconds while the body runs: how long it has taken, and
+    how much memory this process has by now."""
 
-    def tell() -> None:
-        """Log until the body has ended."""
-        while not done.wait(every):
-            log.info(
-                what,
-                extra={
-                    "event": "loading",
-                    "seconds": round(time.monotonic() - began, 1),
-                    "resident_megabytes": round(resident_bytes() / 1e6),
-                },
-            )
+    def tell(seconds: float) -> None:
+        log.info(
+            what,
+            extra={
+                "event": "loading",
+                "seconds": round(seconds, 1),
+                "resident_megabytes": round(resident_bytes() / 1e6),
+            },
+        )
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        done.set()
-        teller.join()
+    return lasting(tell, every)
 
 
 def take_over_libraries() -> None:

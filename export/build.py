@@ -25,13 +25,23 @@ from export.draft_vocabulary import count_files, most_frequent
 from export.forms import Workshop
 from export.kinds import OPSET, VariantKind, choose_kinds
 from export.parity import STEPS_COMPARED, Case, compare, working_steps
-from export.plan import make_plan
+from export.plan import (
+    COMPARING,
+    EXPORTING,
+    MAKING,
+    READING,
+    RECORDING,
+    TIMING_SECONDS,
+    Cost,
+    make_plan,
+)
 from export.progress import Notify, Part, Progress, silent
 from export.runner import OrtRunner, StepInput, TorchRunner, random_steps
 from export.source import Source, load_source
 from export.static_forms import StaticShape
 from export.variants import Judge, make_dynamic, make_static
 from moa.bundle import GOLDEN, SCHEMA, Bundle, GoldenCase, sha256, write_golden, write_manifest
+from moa.cli.working import lasting
 from moa.drafters.graph import GraphSpec
 from moa.errors import ConfigError
 from moa.manifest import (
@@ -47,6 +57,7 @@ from moa.manifest import (
     Variant,
     Vocabulary,
 )
+from moa.process.busy import slowdown
 from moa.target.contract import LoadOptions, Target
 from moa.target.memory_plan import plan_memory
 from moa.target.registry import open_target, source_of
@@ -90,6 +101,12 @@ class BuildSettings:
     force: bool = False
     time_steps: bool = True
 
+    @property
+    def needs_target(self) -> bool:
+        """Whether the target's answers are needed, to calibrate with or to choose a vocabulary by."""
+        texts = self.prompts or self.calibration
+        return bool(texts or (self.draft_vocab and not self.vocab_text))
+
     def __post_init__(self) -> None:
         if self.draft_vocab is not None and not (self.vocab_text or self.vocab_prompts):
             raise ConfigError(
@@ -98,14 +115,9 @@ class BuildSettings:
             )
 
 
-# Seconds that each part took for a model of 0.5B weights, on two busy cores. Only their ratio counts.
-_READING = 20.0
-_EXPORTING = 200.0
-_COMPARING = 220.0
-_MAKING = 75.0
-"""A variant."""
-_RECORDING = 25.0
 _UNKNOWN = 0.0
+_TICK_SECONDS = 1.0
+"""Between two lines on the same work."""
 
 
 def build(settings: BuildSettings, say: Notify = silent, show: Notify = silent) -> Bundle:
@@ -114,16 +126,46 @@ def build(settings: BuildSettings, say: Notify = silent, show: Notify = silent) 
     the place of the one before."""
     started = time.monotonic()
     plan = make_plan(settings.target, settings.drafter, settings.variants, settings.draft_vocab)
-    with new_folder(settings.out, needed=plan.disk, force=settings.force) as folder:
-        _Build(settings, folder, say, show).run()
+    progress = Progress(parts_of(settings, plan.weights, slowdown()), say, show)
+    with (
+        new_folder(settings.out, needed=plan.disk, force=settings.force) as folder,
+        lasting(lambda _: progress.tick(), _TICK_SECONDS),
+    ):
+        _Build(settings, folder, say, progress).run()
     say(f"{settings.out} is done after {time.monotonic() - started:.0f} s")
     return Bundle.open(settings.out)
+
+
+def parts_of(settings: BuildSettings, weights: int, slowdown: float) -> list[Part]:
+    """Returns the parts of a build, in the order in which they are begun, with the time that each
+    takes about for so many weights, where everything takes `slowdown` times as long as on a machine
+    that does nothing else."""
+
+    def part(doing: str, *costs: Cost) -> Part:
+        return Part(doing, slowdown * sum(cost.of(weights) for cost in costs))
+
+    parts = [part("reading the drafter and what it shares of its target", READING)]
+    if settings.needs_target:
+        # How long it takes depends on the texts.
+        parts.append(Part("loading the target to record its answers", _UNKNOWN))
+    parts.append(part("exporting the graph", EXPORTING))
+    parts.append(part("comparing the graph with torch", COMPARING))
+    for kind in choose_kinds(settings.variants):
+        doing = f"variant {kind.name}"
+        if kind.form == "static":  # it has a graph of its own
+            parts.append(part(doing, MAKING, EXPORTING))
+        else:
+            parts.append(Part(doing, part(doing, MAKING).seconds + TIMING_SECONDS))
+    parts.append(part("recording golden vectors", RECORDING))
+    return parts
 
 
 class _Build:
     """One bundle in the making."""
 
-    def __init__(self, settings: BuildSettings, folder: Path, say: Notify, show: Notify) -> None:
+    def __init__(
+        self, settings: BuildSettings, folder: Path, say: Notify, progress: Progress
+    ) -> None:
         """Read what the settings name, and load the drafter."""
         self.settings = settings
         self.folder = folder
@@ -134,27 +176,9 @@ class _Build:
         """Prompts to calibrate with."""
         if settings.calibration:
             self.texts += read_prompts(settings.calibration)
-        self.progress = Progress(self._parts(), say, show)
+        self.progress = progress
         self.progress.begin()
         self.source: Source = load_source(settings.target, settings.drafter)
-
-    def _parts(self) -> list[Part]:
-        """Returns the parts of this build, in the order in which they are begun."""
-        parts = [Part("reading the drafter and what it shares of its target", _READING)]
-        if self._needs_target:
-            # How long it takes depends on the texts.
-            parts.append(Part("loading the target to record its answers", _UNKNOWN))
-        parts.append(Part("exporting the graph", _EXPORTING))
-        parts.append(Part("comparing the graph with torch", _COMPARING))
-        parts += [Part(f"variant {kind.name}", _MAKING) for kind in self.kinds]
-        parts.append(Part("recording golden vectors", _RECORDING))
-        return parts
-
-    @property
-    def _needs_target(self) -> bool:
-        """Whether the target's answers are needed, to calibrate with or to choose a vocabulary by."""
-        settings = self.settings
-        return bool(self.texts or (settings.draft_vocab and not settings.vocab_text))
 
     def run(self) -> None:
         """Write all files of the bundle, the manifest last."""
@@ -190,7 +214,7 @@ class _Build:
         """Returns the whole target model if its answers are needed, to calibrate with or to choose
         a vocabulary by; else None."""
         settings = self.settings
-        if not self._needs_target:
+        if not settings.needs_target:
             return None
         self.progress.begin()
         how = LoadOptions(device="cpu", dtype="float32", slots=_SLOTS, capacity=1024)

@@ -17,6 +17,7 @@ from export.kinds import choose_kinds
 from moa import __version__
 from moa.bundle import Bundle
 from moa.cli.command_line import CommandParser, given_fields
+from moa.cli.working import CLEAR
 from moa.demo import paths
 from moa.errors import UsageError, run_cli
 from moa.safe_text import safe_text
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from export.build import BuildSettings
 
 PROGRAM = "moa-export"
-_CLEAR = "\r\x1b[K"
-"""To the beginning of the line, and clear it."""
 _PAUSE_SECONDS = 10.0
 """Least time between two lines within a part where they are kept."""
 _INT8_CPUS = ("avx512_vnni", "avx2")
@@ -304,7 +303,7 @@ class _ProgressLines:
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
-        end = _CLEAR if self._is_open else ""
+        end = CLEAR if self._is_open else ""
         self._is_open = False
         self._print(f"{end}{PROGRAM}: {line}\n")
 
@@ -314,7 +313,7 @@ class _ProgressLines:
             self._is_open = True
             # A longer one would take two rows, of which only the last could be cleared.
             columns = shutil.get_terminal_size().columns - 1
-            self._print(_CLEAR + f"{PROGRAM}: {line}"[:columns])
+            self._print(CLEAR + f"{PROGRAM}: {line}"[:columns])
         elif self._clock() - self._printed_at >= _PAUSE_SECONDS:
             self._print(f"{PROGRAM}: {line}\n")
 

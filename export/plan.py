@@ -24,10 +24,32 @@ _BYTES_PER_WEIGHT = {
 }
 _HOST_EMBEDDING = 2.0
 """Bytes per weight of the embedding table that a static form leaves to the host."""
-# two cores of a small machine
-_SECONDS_PER_GRAPH = 3.0
-_SECONDS_TO_TIME = 2.5
-_WEIGHTS_PER_SECOND = 20e6
+
+
+@dataclass(frozen=True)
+class Cost:
+    """How long a part of a build takes on two cores of a small machine that do nothing else."""
+
+    seconds: float
+    """Whatever the model's size."""
+    seconds_per_weight: float
+
+    def of(self, weights: int) -> float:
+        """For a model of so many weights."""
+        return self.seconds + self.seconds_per_weight * weights
+
+
+# Their ratios were measured while bundles of models of 7M and of 0.5B weights were made on a busy
+# machine, their sum on one that did nothing else.
+READING = Cost(0.2, 4e-9)
+EXPORTING = Cost(8.0, 22e-9)
+"""A graph."""
+COMPARING = Cost(0.9, 43e-9)
+MAKING = Cost(0.2, 15e-9)
+"""A variant, besides its timing."""
+TIMING_SECONDS = 2.5
+"""A dynamic variant's, which runs for so long however busy the machine is."""
+RECORDING = Cost(0.2, 5e-9)
 _MEMORY_PER_WEIGHT = 12
 """Bytes of memory while a bundle is made, measured on a model of 0.6B weights: the float32 graph,
 torch's own copy that it is compared with, and the matrix that is being quantized."""
@@ -46,6 +68,8 @@ class ExportPlan:
     embedding_weights: int
     head_weights: int
     variant_bytes: dict[str, int]
+    weights: int
+    """Those that a build goes over."""
     seconds: float
 
     @property
@@ -138,13 +162,15 @@ def make_plan(
     # A head of fewer tokens cannot share the embedding's table.
     shared = sizes.tied and draft_vocabulary == sizes.vocabulary
     head_of_its_own = 0 if shared else head
+    weights = layers + embedding + head_of_its_own
     return ExportPlan(
         sizes=sizes,
         draft_vocabulary=draft_vocabulary,
         embedding_weights=embedding,
         head_weights=head_of_its_own,
         variant_bytes={kind.name: _size(kind, layers, embedding, head, shared) for kind in kinds},
-        seconds=_seconds(kinds, layers + embedding + head_of_its_own),
+        weights=weights,
+        seconds=_seconds(kinds, weights),
     )
 
 
@@ -196,9 +222,8 @@ def _seconds(kinds: Sequence[VariantKind], weights: int) -> float:
     # Dynamic variants of one opset are made from one graph, each static one has its own.
     graphs = {kind.opset if kind.form == "dynamic" else kind.name for kind in kinds}
     timed = [kind for kind in kinds if kind.form == "dynamic"]
-    # Over all weights: one pass for each variant, and one to compare with torch.
-    passes = len(kinds) + 1
-    seconds = _SECONDS_PER_GRAPH * len(graphs)
-    seconds += _SECONDS_TO_TIME * len(timed)
-    seconds += passes * weights / _WEIGHTS_PER_SECOND
+    seconds = READING.of(weights) + COMPARING.of(weights) + RECORDING.of(weights)
+    seconds += EXPORTING.of(weights) * len(graphs)
+    seconds += MAKING.of(weights) * len(kinds)
+    seconds += TIMING_SECONDS * len(timed)
     return round(seconds)

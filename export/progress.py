@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from moa.cli.working import roughly
 
 Notify = Callable[[str], None]
 """Gets a line for the user."""
 Counted = Callable[[int, str], None]
 """Is told that so much of a part's work is done, and in words how far it is."""
+_PRIOR = 0.1
+"""The weight of what was expected of the whole, beside the parts that were measured."""
+_SMOOTH = 0.1
+"""The time, as a share of the whole build's, in which what is said of the rest follows what is
+known of it: a part that is shorter than expected makes it jump else."""
+_LEAST_SMOOTH_SECONDS = 5.0
+_STEADY = 0.8
+"""The share of what is counted next up to which time alone goes on steadily."""
 
 
 def silent(_: str) -> None:
@@ -26,56 +38,119 @@ class Part:
 
     doing: str
     """What is said of it."""
-    share: float
-    """Its time, beside that of the others: only their ratio counts. 0 where nobody knows it: then
-    nothing is said of the time that is left."""
+    seconds: float
+    """How long it takes, about: how long it does take here is learnt from the parts before it. 0
+    where nobody knows it: then nothing is said of the time that is left."""
 
 
-@dataclass
 class Progress:
-    """Tells how far a build is. How long the rest may take follows from the time that was taken and
-    from the shares of the parts: so it holds on a slow or busy machine, too."""
+    """Tells how far a build is. How long the rest may take follows from what was expected of the
+    parts, and from how long those took that are done: so it holds on a slow or busy machine, too.
+    Several threads may call it."""
 
-    parts: Sequence[Part]
-    say: Notify = silent
-    """Gets a line at the beginning of each part."""
-    show: Notify = silent
-    """Gets the lines within a part, each of which takes the place of the one before."""
-    clock: Callable[[], float] = time.monotonic
-    _started: float = field(init=False)
-    _current: int = -1
-    """The index of the part that runs."""
-    _total: int = 0
-    """How much work that part is, in whatever is counted; 0 where nothing is."""
-    _done: int = 0
-    """How much of it is done."""
-
-    def __post_init__(self) -> None:
-        self._started = self.clock()
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        say: Notify = silent,
+        show: Notify = silent,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`say` gets a line at the beginning of each part, and `show` the lines within a part, each
+        of which takes the place of the one before."""
+        self._parts = list(parts)
+        self._say = say
+        self._show = show
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._started = clock()
+        self._current = -1
+        """The index of the part that runs."""
+        self._total = 0
+        """How much work that part is, in whatever is counted; 0 where nothing is."""
+        self._done = 0
+        """How much of it is done."""
+        self._step = 0
+        """How much was counted last."""
+        self._counted_at = self._started
+        """When that was, or when the part began."""
+        self._what = ""
+        """How far it is, in words."""
+        self._share = 0.0
+        """The share of the whole that was told."""
+        self._left: float | None = None
+        """How long the rest may take, as it was told."""
+        self._told_at = self._started
 
     def begin(self, total: int = 0) -> None:
         """Go on to the next part, which is so much work."""
-        self._current += 1
-        self._total = total
-        self._done = 0
-        self.say(self._line())
+        with self._lock:
+            self._current += 1
+            self._total = total
+            self._done = self._step = 0
+            self._what = ""
+            self._counted_at = self._clock()
+            self._say(self._line(self._counted_at))
 
     def count(self, amount: int, what: str) -> None:
         """Count so much of the part's work as done; `what` says how far it is."""
-        self._done += amount
-        self.show(self._line(f": {what}"))
+        with self._lock:
+            self._done += amount
+            self._step = amount
+            self._what = f": {what}"
+            self._counted_at = self._clock()
+            self._show(self._line(self._counted_at))
 
-    def _line(self, what: str = "") -> str:
-        """A line on the part that runs, with how much of all is done and how long the rest may
-        take."""
-        line = self.parts[self._current].doing + what
-        shares = [part.share for part in self.parts]
-        if not all(shares):
+    def tick(self) -> None:
+        """Show that the part goes on, and how long the whole has taken."""
+        with self._lock:
+            if self._current >= 0:
+                self._show(self._line(self._clock()))
+
+    def _line(self, now: float) -> str:
+        """A line on the part that runs, with how much of all is done, how long that has taken and
+        how long the rest may take."""
+        line = self._parts[self._current].doing + self._what
+        taken = now - self._started
+        if not all(part.seconds for part in self._parts):
+            return f"{line} ({taken:.0f} s)" if taken >= 1 else line
+        share, left = self._estimate(now)
+        self._share = max(self._share, share)
+        if self._left is not None:
+            passed = now - self._told_at
+            smooth = max(_LEAST_SMOOTH_SECONDS, _SMOOTH * (taken + left))
+            before = max(0.0, self._left - passed)
+            left += (before - left) * math.exp(-passed / smooth)
+        self._left = left
+        self._told_at = now
+        if self._share >= 1:
             return line
-        of_part = min(1.0, self._done / self._total) if self._total else 0.0
-        done = sum(shares[: self._current]) + of_part * shares[self._current]
-        done /= sum(shares)
-        if not 0 < done < 1:
-            return line
-        left = (self.clock() - self._started) * (1 - done) / done
-        return f"{line} ({done:.0%}, about {left:.0f} s left)"
+        return f"{line} ({self._share:.0%}, {taken:.0f} s, about {roughly(left)} s left)"
+
+    def _estimate(self, now: float) -> tuple[float, float]:
+        """The share of the work that is done, and the seconds that the rest takes, as far as is
+        known by now."""
+        seconds = [part.seconds for part in self._parts]
+        whole = sum(seconds)
+        current = seconds[self._current]
+        counted = min(1.0, self._done / self._total) if self._total else 0.0
+        done = sum(seconds[: self._current]) + counted * current
+        # What runs now until it is counted: as much as was counted last, or all of the part.
+        step = current * min(1 - counted, self._step / self._total if self._step else 1.0)
+        running = now - self._counted_at
+        expected = _PRIOR * whole + done
+        measured = _PRIOR * whole + self._counted_at - self._started
+        pace = measured / expected
+        if running > pace * step:  # it takes longer than expected, and so may the rest
+            pace = (measured + running) / (expected + step)
+        if step:
+            done += step * _approached(running / (pace * step))
+        return done / whole, pace * (whole - done)
+
+
+def _approached(expected: float) -> float:
+    """The share of a step that is done after so many times what it was expected to take: it comes
+    near 1, and never there, for the end is told by who does it."""
+    if expected <= _STEADY:
+        return expected
+    rest = 1 - _STEADY
+    return 1 - rest * math.exp(-(expected - _STEADY) / rest)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from moa.cli.working import working
+from moa.cli.working import CLEAR, roughly, working
 
 
 class Screen(io.StringIO):
@@ -56,9 +56,29 @@ def test_what_has_just_begun_is_not_said_twice(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_on_a_terminal_one_line_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
     screen = Screen("loading the model (0 s)", is_terminal=True)
     monkeypatch.setattr(sys, "stderr", screen)
     with working("cloud-verifier", "loading the model", every=0.01):
         assert screen.seen.wait(60)
     assert "cloud-verifier" not in screen.getvalue()
+    assert screen.getvalue().endswith(CLEAR), "it is taken away"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_device_tells_a_terminal_alone_and_nothing_of_what_does_not_last(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Screen("never", is_terminal=is_terminal)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with working("edge-client", "loading the drafter", at_once=False, elsewhere=False):
+        pass
+    assert "loading" not in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.2, 1), (17.4, 17), (23, 25), (117, 115), (324.4, 320)]
+)
+def test_a_time_that_is_left_is_not_said_more_exactly_than_it_is_known(
+    seconds: float, said: int
+) -> None:
+    assert roughly(seconds) == said

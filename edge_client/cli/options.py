@@ -9,9 +9,7 @@ import os
 import secrets
 import stat
 import sys
-import threading
-import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +19,7 @@ from edge_client.bundles.store import locate
 from edge_client.screen.pipe import rescue
 from edge_client.settings import ClientSettings
 from moa.cli.command_line import add_flags, given_fields
+from moa.cli.working import Tell, working
 from moa.errors import UsageError
 from moa.grammar.spec import MAX_BYTES, Grammar
 from moa.process.secret_files import exposed
@@ -70,8 +69,6 @@ _BEHAVIOUR = {
     "offline_after": "S",
     "settle_seconds": "S",
 }
-_SILENT_SECONDS = 1.0
-"""How long a program may say nothing before it says what it does."""
 _LONGEST_PROMPT = 2**22
 """Bytes; far more than any context holds."""
 
@@ -125,7 +122,7 @@ async def opened(settings: ClientSettings) -> AsyncIterator[EdgeClient]:
     from edge_client.client import EdgeClient  # it loads ONNX Runtime: not every command needs that
 
     async with contextlib.AsyncExitStack() as stack:
-        with telling(what_takes_long(settings)):
+        with waiting(what_takes_long(settings)):
             client = await stack.enter_async_context(EdgeClient(settings))
         yield client
 
@@ -139,31 +136,10 @@ def what_takes_long(settings: ClientSettings) -> str:
     return "starting a verifier on this machine"
 
 
-@contextlib.contextmanager
-def telling(what: str) -> Iterator[None]:
-    """A context whose body makes the user wait: a terminal is told so each second, on one line. In a
-    thread, for to load a large drafter keeps the event loop busy."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield
-        return
-    over = threading.Event()
-
-    def tell() -> None:
-        began = time.monotonic()
-        end = ""
-        while not over.wait(_SILENT_SECONDS):
-            waited = f"{what} ... {time.monotonic() - began:.0f} s"
-            print(f"\redge-client: {waited}", end="", file=sys.stderr, flush=True)
-            end = "\n"
-        print(end, end="", file=sys.stderr, flush=True)
-
-    thread = threading.Thread(target=tell, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+def waiting(what: str) -> contextlib.AbstractContextManager[Tell]:
+    """A context whose body makes the user wait: where it takes longer than a second, a terminal is
+    told what for, and for how long."""
+    return working("edge-client", what, at_once=False, elsewhere=False)
 
 
 def draw_seed() -> int:
@@ -222,7 +198,7 @@ def check_schema(schema: Grammar | None, path: Path | None, device: Device) -> N
     """Refuse a schema that cannot be followed, by its file's name."""
     try:
         if schema is not None:
-            with telling("reading the schema"):
+            with waiting("reading the schema"):
                 device.grammars.compile(schema)
     except UsageError as error:
         raise UsageError(f"the schema in {path} cannot be used: {error}", hint=error.hint) from None

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     serve = ServeSettings(**{**keys, **given_fields(arguments, ServeSettings)})
     _log_with_times()
     try:
-        with options.telling("importing the libraries"):
+        with options.waiting("importing the libraries"):
             from edge_client.serve import endpoint
     except ImportError as error:
         raise UsageError(f"{error.name} is not installed", hint=how_to_install("serve")) from None

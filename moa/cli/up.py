@@ -38,7 +38,9 @@ from moa.cli.programs import (
     usual_port,
     why_ended,
 )
+from moa.cli.working import roughly
 from moa.errors import MoaError, UsageError, run_cli
+from moa.process.busy import slowdown
 from moa.process.children import start_child
 from moa.process.listening import Port
 from moa.process.model_places import check_place
@@ -56,7 +58,7 @@ _PAGE = "chat page and API at "
 _BUNDLE_IS_DONE = " is done after "
 """What is in the last line of the program that makes a bundle."""
 _TOLD_TIME = re.compile(
-    r"(?P<doing>.*) \((?P<share>\d+%), about (?P<seconds>\d+) s left\)", re.DOTALL
+    r"(?P<doing>.*) \((?P<share>\d+%), \d+ s, about (?P<seconds>\d+) s left\)", re.DOTALL
 )
 """A line of that program which says how much is done, and how long the rest may take."""
 _BUILD_END_SECONDS = 1.0
@@ -336,7 +338,8 @@ async def _build(options: argparse.Namespace, plan: dict[str, Any]) -> None:
     )
     async with _left_nothing(plan["bundle"], child), ended_after(child, _BUILD_END_SECONDS):
         with _status("making the bundle") as status:
-            status.ends_at = started + plan["seconds"]
+            # As the program counts that makes it, until it says more.
+            status.ends_at = started + plan["seconds"] * slowdown()
             clock = asyncio.ensure_future(_show_time(status, started))
             try:
                 last_line = await _follow(child, status)
@@ -402,7 +405,7 @@ def _time_left(seconds: float) -> str:
     """What is said of the time that is left by the estimate, which is made for a machine that has
     nothing else to do."""
     if seconds > _LEAST_SECONDS_LEFT:
-        return f"about {seconds:.0f} s left"
+        return f"about {roughly(seconds)} s left"
     return "longer than expected: the machine is busy"
 
 

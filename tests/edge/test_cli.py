@@ -38,6 +38,7 @@ from edge_client.serve import endpoint
 from edge_client.serve.settings import ServeSettings
 from edge_client.settings import ClientSettings
 from moa.bundle import GOLDEN, Bundle, sha256, write_golden, write_manifest
+from moa.cli import working
 from moa.errors import LinkError, MoaError
 from moa.grammar.spec import Grammar
 from moa.manifest import FileEntry
@@ -760,18 +761,18 @@ def test_a_terminal_is_told_that_a_schema_takes_long(
 ) -> None:
     """The first one takes seconds, for the whole vocabulary is read for it."""
     told = threading.Event()
-    monkeypatch.setattr(options, "_SILENT_SECONDS", 0.001)
+    monkeypatch.setattr(working, "_TERMINAL_SECONDS", 0.001)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(sys.stderr, "flush", told.set)
     compiles: Any = SimpleNamespace(grammars=SimpleNamespace(compile=lambda _: told.wait(60)))
     options.check_schema(Grammar.of_schema({}), Path("schema"), compiles)
-    assert "edge-client: reading the schema ... 0 s" in capsys.readouterr().err
+    assert "reading the schema (0 s)" in capsys.readouterr().err
 
 
 async def test_a_terminal_is_told_what_takes_long_and_a_file_is_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(options, "_SILENT_SECONDS", 0.001)
+    monkeypatch.setattr(working, "_TERMINAL_SECONDS", 0.001)
     settings = ClientSettings(bundle=str(kit.pair() / "bundle"))
     capsys.readouterr()  # who makes the pair may be the first to ask for it
     async with options.opened(settings):
@@ -781,17 +782,16 @@ async def test_a_terminal_is_told_what_takes_long_and_a_file_is_not(
     async with options.opened(settings):
         pass
     told = capsys.readouterr().err
-    lines = (
-        r"(\redge-client: loading the drafter \.\.\. \d+ s){2,}\n"  # one, written again and again
-    )
-    assert re.fullmatch(lines, told), told
+    # One line, written again and again, and then taken away.
+    clear = re.escape(working.CLEAR)
+    assert re.fullmatch(rf"({clear}loading the drafter \(\d+ s\)){{2,}}{clear}", told), told
 
 
 async def test_a_terminal_is_told_what_the_start_of_the_endpoint_waits_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a large bundle it was silent for half a minute."""
-    monkeypatch.setattr(options, "_SILENT_SECONDS", 0.001)
+    monkeypatch.setattr(working, "_TERMINAL_SECONDS", 0.001)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     settings = ClientSettings(offline=True, bundle=str(kit.pair() / "bundle"))
     serving = asyncio.create_task(_serve(settings, ServeSettings(port=0), endpoint))
@@ -802,7 +802,7 @@ async def test_a_terminal_is_told_what_the_start_of_the_endpoint_waits_for(
             said += capsys.readouterr().err
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
-    assert "edge-client: loading the drafter ... 0 s" in said
+    assert "loading the drafter (0 s)" in said
 
 
 async def test_a_full_disk_under_its_lines_ends_no_endpoint(

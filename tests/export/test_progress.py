@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 import re
+import threading
+from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from export.build import BuildSettings, build, step_times
+from export.build import BuildSettings, build, parts_of, step_times
 from export.cli import _PAUSE_SECONDS, _ProgressLines
 from export.progress import Part, Progress
 from testing.tiny import save_tiny
 
-LEFT = re.compile(r"\((\d+)%, about (\d+) s left\)")
+LEFT = re.compile(r"\((\d+)%, (\d+) s, about (\d+) s left\)")
 
 
 class Clock:
@@ -26,39 +29,94 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize("slowness", [1.0, 7.0])
-def test_the_time_left_follows_from_the_time_taken_on_any_machine(slowness: float) -> None:
+# Seconds between what was counted, by parts, in real builds on busy machines.
+LARGE = ((20,), (200,), (44,) * 5, (7.5,) * 10, (25,))
+"""A model of 494M weights."""
+SMALL = ((2.2,), (108,), (2.5, 7.6, 9.0, 1.6, 3.0), (2.0, 2.0), (2.8,))
+"""One of 7M weights."""
+Told = tuple[float, int, int, int]
+"""When, the share in percent, the seconds taken and those left."""
+
+
+def told_of(
+    times: Sequence[Sequence[float]], weights: int, slowdown: float
+) -> tuple[list[Told], list[str]]:
+    """What is told each second of a build whose parts take so long, and the lines of that."""
     clock = Clock()
     lines: list[str] = []
-    parts = [Part("reading", 10.0), Part("comparing", 30.0), Part("packing", 60.0)]
+    settings = BuildSettings(target="t", drafter="d", out=Path("o"), variants=("cpu-int4",))
+    parts = parts_of(settings, weights, slowdown)
     progress = Progress(parts, lines.append, lines.append, clock)
-    progress.begin()
-    assert lines == ["reading"], "nothing was measured yet"
-    clock.now += 10 * slowness
-    progress.begin(total=3)
-    clock.now += 20 * slowness
-    progress.count(2, "step 2 of 3")
-    clock.now += 10 * slowness
-    progress.begin(total=1000)
-    clock.now += 30 * slowness
-    progress.count(500, "matrix 1 of 2")
-    assert lines[1:] == [
-        f"comparing (10%, about {90 * slowness:.0f} s left)",
-        f"comparing: step 2 of 3 (30%, about {70 * slowness:.0f} s left)",
-        f"packing (40%, about {60 * slowness:.0f} s left)",
-        f"packing: matrix 1 of 2 (70%, about {30 * slowness:.0f} s left)",
-    ]
-    progress.count(500, "matrix 2 of 2")
-    assert lines[-1] == "packing: matrix 2 of 2", "nothing is left"
+    began = clock.now
+    found: list[Told] = []
+
+    def note() -> None:
+        match = LEFT.search(lines[-1])
+        if match is not None:
+            share, taken, left = map(int, match.groups())
+            found.append((clock.now - began, share, taken, left))
+
+    end = clock.now
+    for part in times:
+        progress.begin(total=len(part) if len(part) > 1 else 0)
+        note()
+        for seconds in part:
+            end += seconds
+            while clock.now + 1 < end:
+                clock.now += 1
+                progress.tick()
+                note()
+            clock.now = end
+            if len(part) > 1:
+                progress.count(1, "more")
+                note()
+    return found, lines
 
 
-def test_nothing_is_said_of_the_time_where_nobody_knows_that_of_a_part() -> None:
+@pytest.mark.parametrize("slowdown", [1.0, 5.0, 9.0])
+@pytest.mark.parametrize(("times", "weights"), [(LARGE, 494_000_000), (SMALL, 7_000_000)])
+def test_the_time_that_is_left_goes_steadily_and_nothing_stands_still(
+    times: Sequence[Sequence[float]], weights: int, slowdown: float
+) -> None:
+    """It went 68, 46, 324, 188, 224, and one line stood for two minutes."""
+    found, lines = told_of(times, weights, slowdown)
+    ticks = [line for line in lines if LEFT.search(line)]
+    assert all(one != other for one, other in pairwise(ticks) if "more" not in one)
+    shares = [share for _, share, _, _ in found]
+    assert shares == sorted(shares)
+    for before, after in pairwise(found):
+        passed = after[0] - before[0]
+        jump = abs(after[3] - (before[3] - passed))
+        assert jump <= max(11, 0.1 * before[3]), (before, after)
+
+
+def test_the_time_that_is_left_is_about_right_where_the_machine_is_as_busy_as_it_seems() -> None:
+    found, _ = told_of(LARGE, 494_000_000, 9.0)
+    whole = sum(map(sum, LARGE))
+    for now, _, _, left in found:
+        assert left == pytest.approx(whole - now, rel=0.35, abs=15)
+
+
+def test_the_time_that_is_left_is_learnt_on_a_machine_that_is_far_slower_than_it_seems() -> None:
+    found, _ = told_of(LARGE, 494_000_000, 1.0)
+    whole = sum(map(sum, LARGE))
+    for now, _, _, left in found:
+        if now > whole / 2:
+            assert left == pytest.approx(whole - now, rel=0.35, abs=15)
+
+
+def test_nothing_is_said_of_the_time_that_is_left_where_nobody_knows_that_of_a_part() -> None:
+    clock = Clock()
     lines: list[str] = []
-    progress = Progress([Part("asking", 0.0), Part("packing", 5.0)], lines.append, lines.append)
+    parts = [Part("asking", 0.0), Part("packing", 5.0)]
+    progress = Progress(parts, lines.append, lines.append, clock)
+    progress.tick()
     progress.begin()
+    clock.now += 3
+    progress.tick()
     progress.begin(total=2)
     progress.count(1, "matrix 1 of 2")
-    assert lines == ["asking", "packing", "packing: matrix 1 of 2"]
+    assert lines == ["asking", "asking (3 s)", "packing (3 s)", "packing: matrix 1 of 2 (3 s)"]
 
 
 def test_a_build_tells_of_its_steps_and_matrices_and_never_goes_back(
@@ -96,6 +154,32 @@ def test_a_build_tells_of_its_steps_and_matrices_and_never_goes_back(
     shares = [int(found[1]) for line in lines if (found := LEFT.search(line))]
     assert shares == sorted(shares)
     assert shares[-1] > 90
+
+
+def test_a_part_that_lasts_is_told_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else happens meanwhile: "exporting the graph" stood for two minutes."""
+    monkeypatch.setattr("export.build._TICK_SECONDS", 0.01)
+    shown = threading.Event()
+
+    class Stop(Exception):
+        pass
+
+    def load_source(target: str, drafter: str) -> Any:
+        assert shown.wait(60)
+        raise Stop
+
+    monkeypatch.setattr("export.build.load_source", load_source)
+    target = str(save_tiny("qwen2", tmp_path / "target"))
+    settings = BuildSettings(
+        target=target, drafter=f"independent:{target}", out=tmp_path / "bundle"
+    )
+
+    def show(line: str) -> None:
+        assert line.startswith("reading the drafter")
+        shown.set()
+
+    with pytest.raises(Stop):
+        build(settings, show=show)
 
 
 class Terminal(io.StringIO):

@@ -30,36 +30,50 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+def folders(place: Path) -> tuple[Path, Path]:
+    """The folders of a target and a smaller model of its tokenizer."""
+    return save_tiny("qwen2", place / "target"), save_tiny(
+        "qwen2", place / "small", seed=5, **SMALL
+    )
+
+
+def files(place: Path) -> tuple[Path, Path]:
+    """The same two as GGUF files."""
+    pytest.importorskip("gguf")
+    return (
+        gguf_tiny.save(tiny("qwen2"), place / "target.gguf"),
+        gguf_tiny.save(tiny("qwen2", **SMALL), place / "small.gguf"),
+    )
+
+
 def test_no_weight_of_a_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> Any:
         raise AssertionError("every byte of the weights is read")
 
-    target = str(save_tiny("qwen2", tmp_path / "target"))
-    small = save_tiny("qwen2", tmp_path / "small", seed=5, **SMALL)
+    target, small = folders(tmp_path)
+    pair = (str(target), str(small))
     monkeypatch.setattr("moa.target.identity.WeightsHash", read)
-    plan = plan_pair(target, str(small))
+    plan = plan_pair(*pair)
     assert not plan["made"]
-    assert plan["bundle"] == plan_pair(target, str(small))["bundle"]
+    assert plan["bundle"] == plan_pair(*pair)["bundle"]
     weights = small / "model.safetensors"
     os.utime(weights, ns=(1, 1))
-    changed = plan_pair(target, str(small))
+    changed = plan_pair(*pair)
     assert changed["bundle"] != plan["bundle"], "a file that has changed is another model"
     assert any(line.startswith("making it takes") for line in changed["lines"])
     made = Path(changed["bundle"])
     made.mkdir(parents=True)
     (made / MANIFEST).touch()
-    assert not any(line.startswith("making it") for line in plan_pair(target, str(small))["lines"])
+    assert not any(line.startswith("making it") for line in plan_pair(*pair)["lines"])
 
 
 def test_a_second_start_reads_what_it_knows_no_second_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A head holds a whole vocabulary: ten of them were read, and three tokenizers hashed."""
-    pytest.importorskip("gguf")
     monkeypatch.setattr(identity, "_CACHED_FROM", 0)
     monkeypatch.setattr(identity, "_YOUNG_SECONDS", -60.0)
-    target = gguf_tiny.save(tiny("qwen2"), tmp_path / "target.gguf")
-    small = gguf_tiny.save(tiny("qwen2", **SMALL), tmp_path / "small.gguf")
+    target, small = files(tmp_path)
     first = plan_pair(str(target), str(small))
     done: list[str] = []
     read = reader._Parser.head
@@ -93,12 +107,13 @@ def test_swapped_models_are_refused_by_name_before_memory_is_spoken_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were refused only where memory was short, with a line about memory."""
-    large = str(save_tiny("qwen2", tmp_path / "large"))
-    small = str(save_tiny("qwen2", tmp_path / "small", seed=5, **SMALL))
+    large, small = map(str, folders(tmp_path))
     monkeypatch.setattr("export.plan.available_bytes", lambda: 1)
     with pytest.raises(UsageError, match="making the bundle takes"):
         plan_pair(large, small)
-    with pytest.raises(UsageError, match=r"large, the small model for the device, has .*B weights"):
+    with pytest.raises(
+        UsageError, match=r"target, the small model for the device, has .*B weights"
+    ):
         plan_pair(small, large)
     monkeypatch.setattr("export.plan.available_bytes", lambda: 0)
     assert plan_pair(large, large), "one model may be both"
@@ -108,9 +123,7 @@ def test_swapped_models_are_refused_by_name_before_memory_is_spoken_of(
 def test_a_file_in_gguf_is_unpacked_for_a_bundle_alone(
     dry_run: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("gguf")
-    target = gguf_tiny.save(tiny("qwen2"), tmp_path / "target.gguf")
-    small = gguf_tiny.save(tiny("qwen2", **SMALL), tmp_path / "small.gguf")
+    target, small = files(tmp_path)
     words = [str(target), str(small), *(["--dry-run"] if dry_run else [])]
     assert main(words) == 0
     said = capfd.readouterr()
@@ -134,8 +147,7 @@ def test_it_plans_for_what_a_verifier_serves_by_default() -> None:
 def test_a_bundle_that_memory_does_not_hold_is_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = str(save_tiny("qwen2", tmp_path / "target"))
-    small = str(save_tiny("qwen2", tmp_path / "small", seed=5, **SMALL))
+    target, small = map(str, folders(tmp_path))
     monkeypatch.setattr("export.plan.available_bytes", lambda: 100_000_000)
     with pytest.raises(UsageError, match=r"takes 0\.4 GB of memory, and 0\.1 GB are free"):
         plan_pair(target, small)
@@ -155,8 +167,7 @@ def test_who_makes_a_bundle_alone_is_told_of_memory_before(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """They began to unpack, and would have been killed; `moa-edge up` refused."""
-    target = str(save_tiny("qwen2", tmp_path / "target"))
-    small = str(save_tiny("qwen2", tmp_path / "small", seed=5, **SMALL))
+    target, small = map(str, folders(tmp_path))
     monkeypatch.setattr("export.plan.available_bytes", lambda: 100_000_000)
     words = [word.format(target=target, small=small) for word in command]
     out = tmp_path / "out"
