@@ -22,6 +22,9 @@ from moa.errors import UsageError
 
 WAYS = ("none", "server", "device", "auto")
 _WAYS_OF_AN_UPSTREAM = ("none", "device", "auto")
+_OWN_VERIFIER_SECONDS = 60.0
+"""Seconds until the first word of a verifier that runs on this machine, whose programs may all be
+busy: it is not away."""
 _PROMPTS = (
     "What is 17 plus 25?",
     "Tell me a short story with Ada, a fox and a garden.",
@@ -105,6 +108,9 @@ async def _measure(
         if profile is not None:
             link = await stack.enter_async_context(_link_to(address, profile))
             address = link.url
+        if settings.upstream or settings.verifier == "local":
+            patient = max(settings.connect_seconds, _OWN_VERIFIER_SECONDS)
+            settings = dataclasses.replace(settings, connect_seconds=patient)
         if address != settings.verifier:
             settings = dataclasses.replace(settings, verifier=address)
         await ask_all(settings, device, _PROMPTS[:1])  # warm both ends up

@@ -177,6 +177,7 @@ class EdgeAnswerer:
                 messages=encoded.messages,
                 prediction=() if ask.was_written else encoded.prediction,
                 written=self._written(ask, encoded),
+                rechecks=ask.was_written,
                 grammar=encoded.grammar,
                 **changes,
             )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -31,10 +33,12 @@ from moa.api.answer import (
 from moa.api.errors import ApiError
 from moa.errors import ConfigError, DeviceError
 from moa.logprobs import TokenLogprobs
+from moa.process.listening import Port
 from tests.edge.serve.pair import verifier
+from tests.edge.test_offline_check import slow_verifier
 from tests.edge.turn.world import Letters
 from tests.torture.device import demo_device
-from tests.torture.fake_verifier import BEHAVIOURS, fake
+from tests.torture.fake_verifier import BEHAVIOURS, Behaviour, fake
 
 
 def test_positions_in_tokens_become_positions_in_the_text() -> None:
@@ -148,29 +152,69 @@ async def check_of(client: EdgeClient, text: str) -> list[Any]:
     return [event async for event in edge.answer(ask, await edge.encode(ask))]
 
 
-@pytest.mark.parametrize("behaviour", ["silence", "busy for ever"])
-async def test_a_check_at_a_verifier_that_does_not_answer_writes_nothing(
-    behaviour: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The text is there already: to write it again would take as long as the answer took."""
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the drafter is asked to do, which it does not."""
     runs: list[object] = []
 
     async def run(worker: DrafterWorker, action: object, box: object) -> None:
         runs.append(action)
 
     monkeypatch.setattr(DrafterWorker, "run", run)
+    return runs
+
+
+@contextlib.asynccontextmanager
+async def beside(behaviour: Behaviour, **changes: Any) -> AsyncIterator[EdgeClient]:
+    """A client of a verifier that behaves so."""
     device = demo_device()
     welcome = {"vocab_size": device.bundle.manifest.target.facts.vocab_size}
     async with (
-        fake(BEHAVIOURS[behaviour], (60,), welcome) as made,
-        EdgeClient(device=device, verifier=made.url, offline_after=0.0) as client,
+        fake(behaviour, (60,), welcome) as made,
+        EdgeClient(device=device, verifier=made.url, offline_after=0.0, **changes) as client,
     ):
-        await client.wait_online(10.0)
+        await client.wait_online(60)
+        yield client
+
+
+async def test_a_check_at_a_silent_verifier_writes_nothing_and_ends(steps: list[object]) -> None:
+    """The text is there already: to write it again would take as long as the answer took."""
+    async with beside(BEHAVIOURS["silence"], answer_seconds=0.3) as client:
         async with asyncio.timeout(60.0):
             events = await check_of(client, "17 plus 25 is 43.")
     ended = events[-1]
-    assert runs == []
+    assert steps == []
     assert (ended.text, ended.verified) == ("17 plus 25 is 43.", False)
+
+
+async def test_a_check_waits_for_a_busy_verifier_and_writes_nothing(steps: list[object]) -> None:
+    """It was ended after a second, and begun anew from the start again and again."""
+    asked = asyncio.Event()
+
+    def busy(message: Any, right: Any) -> Any:
+        asked.set()
+        return BEHAVIOURS["busy for ever"](message, right)
+
+    async with beside(busy) as client:
+        check = asyncio.create_task(check_of(client, "17 plus 25 is 43."))
+        async with asyncio.timeout(60.0):
+            await asked.wait()
+        done, _ = await asyncio.wait({check}, timeout=2.0)
+        assert not done
+        check.cancel()
+        await asyncio.wait({check})
+    assert steps == []
+
+
+async def test_a_check_is_not_ended_while_a_slow_verifier_works() -> None:
+    """Each of its beginnings threw away what the verifier had read."""
+    port = Port("127.0.0.1", 0)
+    url = f"ws://127.0.0.1:{port.number}"
+    # Its forward takes longer than a request waits for a check.
+    async with slow_verifier(port, 0.6), EdgeClient(verifier=url) as client:
+        await client.wait_online(60)
+        events = await check_of(client, "17 plus 25 is 43.")
+    assert events[-1].verified
 
 
 async def test_a_check_confirms_what_is_right_and_replaces_what_is_not() -> None:
