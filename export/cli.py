@@ -311,9 +311,8 @@ class _ProgressLines:
         """Print a line that the next one replaces."""
         if self._changes:
             self._is_open = True
-            # A longer one would take two rows, of which only the last could be cleared.
             columns = shutil.get_terminal_size().columns - 1
-            self._print(CLEAR + f"{PROGRAM}: {line}"[:columns])
+            self._print(CLEAR + _fitting(f"{PROGRAM}: {line}", columns))
         elif self._clock() - self._printed_at >= _PAUSE_SECONDS:
             self._print(f"{PROGRAM}: {line}\n")
 
@@ -329,6 +328,16 @@ class _ProgressLines:
     def _print(self, text: str) -> None:
         self._printed_at = self._clock()
         print(text, end="", file=sys.stderr, flush=True)
+
+
+def _fitting(line: str, columns: int) -> str:
+    """A line of progress in one row, for of two only the last could be cleared. Its figures, which
+    are at its end in parentheses, stay."""
+    if len(line) <= columns:
+        return line
+    doing, mark, figures = line.rpartition(" (")
+    end = f"…{mark}{figures}" if mark else "…"
+    return (doing or line)[: max(0, columns - len(end))] + end
 
 
 def _show_bundle(bundle: Bundle, as_json: bool) -> None:

@@ -199,17 +199,18 @@ def test_lines_within_a_part_replace_each_other_on_a_terminal_and_are_few_elsewh
         lines.say("one")
         lines.show("two")
         clock.now += _PAUSE_SECONDS
-        lines.show("three" * 20)
+        lines.show("three" * 20 + " (4%)")
         lines.say("four")
         lines.show("five")
     clear = "\r\x1b[K"
     if has_terminal:
-        cut = f"moa-export: {'three' * 20}"[:39]
+        cut = f"moa-export: {'three' * 20}"[:33] + "… (4%)"
         assert screen.getvalue() == (
             f"moa-export: one\n{clear}moa-export: two{clear}{cut}"
             f"{clear}moa-export: four\n{clear}moa-export: five\n"
         )
     else:
         assert (
-            screen.getvalue() == f"moa-export: one\nmoa-export: {'three' * 20}\nmoa-export: four\n"
+            screen.getvalue()
+            == f"moa-export: one\nmoa-export: {'three' * 20} (4%)\nmoa-export: four\n"
         )
