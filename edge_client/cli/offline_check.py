@@ -317,12 +317,13 @@ class OfflineCheck:
 
     def _note_reading(self, event: Event) -> None:
         """Note that the verifier was heard, and how far it has read if this event says so."""
-        # A verifier that reads says so again and again, though it has not come further. The device
-        # goes on alone while nothing is heard of it.
-        is_no_news = event == self._reading
-        is_alone = isinstance(event, Token) and event.status == "provisional"
-        if not (is_no_news or is_alone):
-            self._heard_at = self._clock()
+        match event:
+            case Progress() if event == self._reading:
+                pass  # a verifier that reads says so again and again
+            case Token(status="provisional") | Link(state="late" | "offline" | "refused"):
+                pass  # the device goes on alone, for nothing is heard of the verifier
+            case _:
+                self._heard_at = self._clock()
         if not isinstance(event, Done):
             self._reading = event if isinstance(event, Progress) else None
         if self._reading is not None and self._reading.done >= self._reading.total:

@@ -469,6 +469,7 @@ async def test_a_correction_counts_what_is_verified_and_says_that_the_verifier_i
     async with pausing(answer, told=BEING_CORRECTED, now=now) as (check, _):
         assert check.status == verified
         now.append(3.0)
+        check._take(Link(state="late"))
         check._take(token(2, " alone", "provisional"))
         assert check.status == f"{verified} · waiting for 3 s", "nothing was heard of the verifier"
         check._take(Link(state="offline"))
