@@ -54,7 +54,7 @@ def _where(usage: CompletionUsage | None) -> str:
     marks = (usage.model_extra or {}).get("moa") if usage else None
     if marks is None:
         return "unknown"
-    return "the device alone" if marks.get("offline_tokens") else "verified"
+    return "the device alone" if marks.get("unverified_tokens") else "verified"
 
 
 def _choice(steps: Sequence[str], step: int) -> Any:

@@ -29,8 +29,8 @@ def main(endpoint: str = ENDPOINT, prompt: str = "What is 17 plus 25?") -> str:
         if chunk.usage:
             marks = (chunk.usage.model_extra or {}).get("moa")
             # Another endpoint has no such field: then nobody knows.
-            alone = "unknown how many" if marks is None else marks.get("offline_tokens", 0)
-            print(f"\n{alone} tokens were written by the device alone")
+            alone = "unknown how many" if marks is None else marks.get("unverified_tokens", 0)
+            print(f"\n{alone} tokens are the device's own, and not verified")
     return text
 
 

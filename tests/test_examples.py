@@ -154,8 +154,8 @@ def answering(usage: CompletionUsage) -> Any:
     ("marks", "mark", "alone"),
     [
         ({}, "[unknown]", "unknown how many tokens"),
-        ({"moa": {"offline_tokens": 0}}, "[verified]", "0 tokens"),
-        ({"moa": {"offline_tokens": 2}}, "[the device alone]", "2 tokens"),
+        ({"moa": {"unverified_tokens": 0, "offline_tokens": 9}}, "[verified]", "0 tokens"),
+        ({"moa": {"unverified_tokens": 2}}, "[the device alone]", "2 tokens"),
     ],
 )
 def test_nothing_is_called_verified_without_the_endpoints_word(
@@ -171,7 +171,7 @@ def test_nothing_is_called_verified_without_the_endpoints_word(
     assert said == [f"Yes.  {mark}"]
     monkeypatch.setattr(openai_stream, "OpenAI", lambda **_: api)
     openai_stream.main()
-    assert f"{alone} were written by the device alone" in capsys.readouterr().out
+    assert f"{alone} are the device's own, and not verified" in capsys.readouterr().out
 
 
 def test_langchain_asks_for_the_model_that_the_endpoint_lists(

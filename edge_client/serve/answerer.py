@@ -59,6 +59,7 @@ _FIGURES = (
     "seconds",
     "first_token_seconds",
     "rounds",
+    "unverified_tokens",
     "offline_tokens",
     "confirmed",
     "retracted",

@@ -69,6 +69,12 @@ class Stats:
             return None
         return Usage(sum(one.read for one in known), sum(one.written for one in known))
 
+    @property
+    def unverified_tokens(self) -> int:
+        """Tokens of the answer that the device has written alone and the target has not verified,
+        among them those that it was made to go on from."""
+        return max(0, self.offline_tokens - self.confirmed - self.retracted)
+
     def count(self, events: Iterable[Event], now: float) -> None:
         """Count the tokens in these events, which are on their way to the user, and note when they
         were shown."""
@@ -108,6 +114,7 @@ class Stats:
             "tokens_per_second": round(self.tokens / seconds, 2),
             "tokens_per_forward": tokens_per_forward,
             **{name: getattr(self, name) for name in _COUNTS},
+            "unverified_tokens": self.unverified_tokens,
             "outcomes": dict(self.outcomes),
             "streamed_by": dict(self.by),
             **self._told(),

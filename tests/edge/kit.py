@@ -225,4 +225,7 @@ async def transcribe(
     transcript = Reader()
     async for event in client.generate(ids=ids, **changes):
         transcript.take(event)
+    assert transcript.done is not None
+    # What programs are told of it must be what they were sent.
+    assert transcript.done.stats["unverified_tokens"] == transcript.verified.count(False)
     return transcript
