@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -17,7 +18,7 @@ from export.kinds import choose_kinds
 from moa import __version__
 from moa.bundle import Bundle
 from moa.cli.command_line import CommandParser, given_fields
-from moa.cli.working import CLEAR
+from moa.cli.working import CLEAR, Tell, working
 from moa.demo import paths
 from moa.errors import UsageError, run_cli
 from moa.safe_text import safe_text
@@ -169,8 +170,9 @@ def _build(args: argparse.Namespace) -> None:
     """Run `moa-export build`: print the plan with --dry-run, or build the bundle and describe it."""
     # Mistakes come first: torch and the exporter take seconds to import.
     _check_build(args)
-    from export.build import build
-    from export.plan import check_memory, make_plan
+    with _importing():
+        from export.build import build
+        from export.plan import check_memory, make_plan
 
     clean_up_when_ended()
     is_embedded = not args.target
@@ -234,16 +236,17 @@ def _setup(args: argparse.Namespace) -> None:
         )
     _check_files(args.calibration)
     _check_place(args, args.out / "bundle")
-    from export.plan import check_memory
-    from export.setup import (
-        NOT_CALIBRATED,
-        VARIANTS,
-        Setup,
-        make_setup_plan,
-        next_commands,
-        run_setup,
-    )
-    from moa.training.cli import main as train
+    with _importing():
+        from export.plan import check_memory
+        from export.setup import (
+            NOT_CALIBRATED,
+            VARIANTS,
+            Setup,
+            make_setup_plan,
+            next_commands,
+            run_setup,
+        )
+        from moa.training.cli import main as train
 
     variants = tuple(args.variant) or VARIANTS
     setup = Setup(
@@ -271,6 +274,11 @@ def _setup(args: argparse.Namespace) -> None:
     }
     plan_lines = plan.lines() if args.dry_run else []
     _show(result, args.json, plan_lines + commands)
+
+
+def _importing() -> AbstractContextManager[Tell]:
+    """Says that the libraries are imported, where that lasts: half a minute on a busy machine."""
+    return working(PROGRAM, "importing the libraries", at_once=False)
 
 
 def _check_files(files: Sequence[Path]) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
+from moa.cli.moa_edge import Program, start
 from moa.cli.working import CLEAR, roughly, working
 
 
@@ -42,6 +44,20 @@ def test_without_a_terminal_each_thing_is_a_line_and_what_lasts_is_said_again(
     assert lines[0] == "cloud-verifier: loading the model", "before the body begins"
     assert "cloud-verifier: timing forwards" in lines
     assert capsys.readouterr().out == ""
+
+
+def test_a_program_whose_libraries_take_long_to_import_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`moa-train` and `moa-export` said nothing for half a minute on a busy machine."""
+    screen = Screen("slow: importing the libraries (0 s)\n", is_terminal=False)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr("moa.cli.working._LOG_SECONDS", 0.01)
+    monkeypatch.syspath_prepend(tmp_path)
+    code = "import sys\nassert sys.stderr.seen.wait(60)\nmain = len\n"
+    (tmp_path / "slow_program.py").write_text(code)
+    program = Program(name="slow", parser="", main="slow_program:main", says="")
+    assert start(program, ["one"]) == 1
 
 
 def test_what_has_just_begun_is_not_said_twice(monkeypatch: pytest.MonkeyPatch) -> None:

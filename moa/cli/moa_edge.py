@@ -18,6 +18,7 @@ from typing import Any
 from moa import __version__
 from moa.cli import up
 from moa.cli.command_line import CommandParser
+from moa.cli.working import working
 from moa.errors import how_to_install, run_cli
 
 SHELLS = ("bash", "zsh", "fish")
@@ -155,7 +156,10 @@ def start(program: Program, arguments: Sequence[str]) -> int:
         if program.extra:
             # The parser alone first: it imports little, and `--help` and mistakes end here.
             _load(program.parser)().parse_args(arguments)
-        return int(_load(program.main)(arguments) or 0)
+        # The libraries of some take half a minute to import on a busy machine.
+        with working(program.name, "importing the libraries", at_once=False):
+            main = _load(program.main)
+        return int(main(arguments) or 0)
 
     return run_cli(program.name, run, extra=program.extra)
 
