@@ -161,25 +161,30 @@ class Bundle:
         return read_golden(self.path(GOLDEN))
 
 
+def _no_bundle(folder: Path) -> BundleError:
+    """The error of a place that is no bundle: what it is, and how one is had."""
+    made_by = (
+        "`moa-export setup` makes one of a target and a small sibling, `moa-export build` of a"
+        " trained drafter; `moa-edge up` makes its own"
+    )
+    if folder.suffix.lower() == ".gguf" or (folder / "config.json").is_file():
+        return BundleError(f"no bundle at {folder}: it is a model", hint=made_by)
+    if folder.is_file():
+        return BundleError(
+            f"no bundle at {folder}: it is a file", hint="unpack an archive, and name the folder"
+        )
+    reason = f"{MANIFEST} is missing" if folder.is_dir() else "there is no such folder"
+    inside = folder / "bundle"
+    hint = f"did you mean {inside}?" if (inside / MANIFEST).is_file() else made_by
+    return BundleError(f"no bundle at {folder}: {reason}", hint=hint)
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Read and validate `manifest.json` of a bundle's folder; a `BundleError` of one line if it is
     missing, damaged, or of another version."""
     path = folder / MANIFEST
     if not path.is_file():
-        if folder.is_file():
-            raise BundleError(
-                f"no bundle at {folder}: it is a file",
-                hint="unpack an archive, and name the folder",
-            )
-        reason = f"{MANIFEST} is missing" if folder.is_dir() else "there is no such folder"
-        inside = folder / "bundle"
-        raise BundleError(
-            f"no bundle at {folder}: {reason}",
-            hint=f"did you mean {inside}?"
-            if (inside / MANIFEST).is_file()
-            else "`moa-export setup` makes one of a target and a small sibling, `moa-export build` of"
-            " a trained drafter; `moa-edge up` makes its own",
-        )
+        raise _no_bundle(folder)
     if path.stat().st_size > _LARGEST_MANIFEST:
         raise BundleError(f"{path} is too large to be a manifest")
     content = path.read_bytes()

@@ -657,7 +657,13 @@ def test_doctor_without_a_folder_is_a_mistake_and_with_a_bad_one_a_finding(
 ) -> None:
     file = tmp_path / "bundle.zip"
     file.write_bytes(b"PK")
-    for place, why in ((file, "it is a file"), (tmp_path / "nowhere", "there is no such folder")):
+    model = tmp_path / "small.gguf"
+    model.touch()
+    for place, why in (
+        (file, "it is a file"),
+        (model, "it is a model"),
+        (tmp_path / "nowhere", "there is no such folder"),
+    ):
         told = run("doctor", "--bundle", str(place), *form)
         assert (told.returncode, told.stdout) == (2, b"")
         line = f"edge-client: error: no bundle at {place}: {why} ("
