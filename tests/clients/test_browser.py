@@ -386,11 +386,22 @@ def test_an_answer_shows_that_it_is_awaited_before_its_first_word(
 ) -> None:
     page = opened()
     device.pause = 3.0
+    page.evaluate("""() => {
+        let asked = 0;
+        addEventListener("keydown", () => { asked = performance.now(); }, true);
+        window.signs = [];
+        new MutationObserver(() => {
+            const words = document.querySelector(".assistant .note")?.textContent ?? "";
+            const counted = /, ([0-9.]+) s$| for ([0-9.]+) s$/.exec(words);
+            const passed = (performance.now() - asked) / 1000;
+            if (counted) signs.push([Number(counted[1] ?? counted[2]), passed, words]);
+        }).observe(document.querySelector("#messages"), { childList: true, subtree: true });
+    }""")
     ask(page)
     page.wait_for_selector(".assistant[aria-busy=true] .caret")
-    page.wait_for_function(
-        "() => / s$/.test(document.querySelector('.assistant .note').textContent)"
-    )
+    page.wait_for_function("() => signs.length")
+    counted, passed, words = page.evaluate("signs[0]")
+    assert passed - counted < 0.9, f"{words}, and nothing was seen before"
     device.pause = 0.0
     assert complete(page) == truth
 
@@ -704,6 +715,51 @@ def test_a_check_shows_that_it_runs_and_corrects_as_it_goes(
     told = page.text_content("#notice")
     assert "corrects" not in told, "that is over"
     assert "goes on" not in told
+
+
+def test_a_slow_check_does_not_flicker_and_a_correction_can_be_left(
+    opened: Open, device: Device
+) -> None:
+    page = opened(390, 844)
+    page.click("#cut-switch")
+    page.wait_for_selector("#link[data-state=offline]")
+    ask(page, QUESTIONS[0])
+    page.wait_for_function(
+        "() => document.querySelector('.assistant .note')?.textContent.startsWith('written by')"
+    )
+    offline = page.text_content(".assistant .body")
+    page.evaluate("""() => {
+        window.notes = [];
+        const note = document.querySelector(".assistant .note");
+        new MutationObserver(() => window.notes.push(note.textContent))
+            .observe(note, { childList: true, characterData: true, subtree: true });
+    }""")
+    device.pause = 4.0
+    page.click("#cut-switch")
+    page.wait_for_function("() => notes.filter((note) => note.includes('at work')).length > 1")
+    device.pause = 1.0
+    page.wait_for_function(
+        "() => document.querySelector('.assistant .note').textContent.includes('is correcting')"
+    )
+    page.wait_for_function("() => !document.querySelector('.retracted')")
+    page.click(".assistant .leave")  # while the text comes, where other buttons are hidden
+    assert page.text_content(".assistant .note") == "written by this device alone: not checked"
+    assert page.text_content(".assistant .body") == offline
+    notes = page.evaluate("notes.filter((note) => note.startsWith('checking, 0 of'))")
+    counted = next(at for at, note in enumerate(notes) if "; " in note)
+    assert all("; " in note for note in notes[counted:]), notes
+
+
+def test_a_notice_does_not_touch_the_edges_of_a_phone(opened: Open) -> None:
+    page = opened(390, 844)
+    page.evaluate("""() => {
+        const notice = document.querySelector("#notice");
+        notice.textContent = "The verifier has corrected an answer that was written offline";
+        notice.hidden = false;
+    }""")
+    box = page.locator("#notice").bounding_box()
+    assert box["x"] >= 8
+    assert box["x"] + box["width"] <= 382
 
 
 def test_text_files_are_attached_and_others_are_refused(opened: Open, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ LIFE = 1.2
 """Seconds within which a page with an answer under way shows something new, on an idle machine: one,
 and the pause between two looks."""
 LONG = "Here are my notes:\n" + "apple, pen, lamp, " * 40 + "\nWhat is 17 + 25?"
-WATCH = """() => {
+WATCH = """(latest = 1) => {
   const seen = globalThis.seen = [];
   const text = (box) => {
     const copy = box.querySelector(".body").cloneNode(true);
@@ -52,18 +52,23 @@ WATCH = """() => {
     for (const open of copy.querySelectorAll(".provisional")) open.remove();
     return [whole, copy.textContent];
   };
-  setInterval(() => {
-    const asked = [...document.querySelectorAll(".message.user .body")].at(-1);
-    const box = [...document.querySelectorAll(".message.assistant")].at(-1);
-    if (!box || !asked) return;
+  const look = (box) => {
+    const asked = box.previousElementSibling?.querySelector(".body");
+    if (!asked) return;
     const [whole, settled] = text(box);
     seen.push({
-      at: performance.now() / 1000, asked: asked.textContent, whole, settled,
+      at: performance.now() / 1000, asked: asked.textContent.slice(0, 200), whole, settled,
       busy: box.getAttribute("aria-busy") === "true", note: box.querySelector(".note").textContent,
       who: box.querySelector(".who").textContent, link: document.querySelector("#link").dataset.state,
+      drawn: box.querySelector(".body").innerHTML.length,
+      notice: document.querySelector("#notice:not([hidden])")?.textContent ?? "",
     });
+  };
+  setInterval(() => {
+    [...document.querySelectorAll(".message.assistant")].slice(-latest).forEach(look);
   }, 200);
 }"""
+"""Writes down what is on the screen, of so many of the latest answers."""
 
 STOP = """() => {
   const text = [...document.querySelectorAll(".message.assistant .body")].at(-1)?.textContent ?? "";

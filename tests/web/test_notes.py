@@ -10,7 +10,7 @@ IMPORTS = """import { continuable, noteOf, progressOf, writingOf } from "./../..
     import { Answer } from "./../../serve/page/answer.js";"""
 HANDLE = """
     if (ask.node) return [noteOf(ask.node), continuable(ask.node)];
-    const live = new Answer();
+    const live = new Answer(ask.before);
     for (const chunk of ask.chunks) live.take(chunk);
     live.sign = ask.sign;
     if (ask.model) return writingOf({ model: ask.model }, live);
@@ -45,6 +45,13 @@ def test_a_prompt_that_is_read_says_how_far(node: Node) -> None:
     assert said(node, reading=reading) == "reading the prompt, 512 of 2060 tokens"
     assert said(node, ("Hello", 5), reading=reading) == ""
     assert said(node, reading={"done": 0, "total": 2060}) == "", "many engines do not tell"
+
+
+def test_so_does_that_of_an_answer_that_is_continued(node: Node) -> None:
+    reading = {"done": 512, "total": 2060}
+    told = said(node, reading=reading, before="Hello")
+    assert told == "reading the prompt, 512 of 2060 tokens"
+    assert said(node, (", Ada", 5), reading=reading, before="Hello") == ""
 
 
 def test_the_models_name_stands_over_its_own_text(node: Node) -> None:

@@ -28,6 +28,11 @@ export class Answer {
     return this.characters.slice(this.verified).join("");
   }
 
+  // Whether this reading of the prompt is shown: no text has come. Many engines do not tell.
+  awaits(reading) {
+    return reading?.done && this.characters.length === this.begin;
+  }
+
   // Takes a chunk of the stream; returns the text that it withdrew, if any.
   take(chunk) {
     if (chunk.usage) this.usage = chunk.usage;

@@ -499,12 +499,13 @@ function behindCommon(before, after) {
 }
 
 // What a chunk tells beside the text.
-function takeNews({ node, signs }, news) {
+function takeNews({ node, answer: live, signs }, news) {
   if (news.reading) {
     const [done, total] = news.reading;
-    // A verifier that has not come further says so again, as a sign of life.
-    if (node.reading?.done !== done) signs.heard(seconds(), true);
+    const before = node.reading?.done;
     node.reading = { done, total };
+    // Without progress it is said again, as a sign of life.
+    if (before !== done && live.awaits(node.reading)) signs.heard(seconds(), true);
   }
   if (news.link) linkState(news.link, news.detail);
   if (news.notice) notice(news.notice);
@@ -631,7 +632,7 @@ function takeCheck(check, chunk) {
   if (isReplay || !isWanted(check)) return;
   if (!check.shown) {
     const checked = live.verified - live.begin;
-    node.check = { checked, of: live.characters.length - live.begin };
+    node.check = { checked, of: live.characters.length - live.begin, sign: live.sign };
   }
   const goesOn = !check.shown && live.text.length > node.text.length;
   if (withdrawn || goesOn) showCheck(check, withdrawn);

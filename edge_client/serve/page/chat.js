@@ -67,8 +67,7 @@ export function progressOf(node, live) {
   const open = live.characters.length - live.verified;
   const notes = [];
   if (node.earlier) notes.push(`asked again: ${CHANGED_BEFORE}`);
-  // Many engines do not tell what they read.
-  if (!live.characters.length && node.reading?.done) {
+  if (live.awaits(node.reading)) {
     notes.push(`reading the prompt, ${node.reading.done} of ${node.reading.total} tokens`);
   }
   if (open && !node.earlier) notes.push(`${open} characters not verified yet`);
