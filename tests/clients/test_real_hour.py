@@ -410,8 +410,8 @@ def walk(hour: Hour) -> dict[str, list[str]]:
         hour.edited,
         hour.stopped,
         hour.programs,
-        hour.paste,
         hour.killed,
+        hour.paste,
         hour.reloaded,
         hour.last,
     )
