@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -404,6 +405,32 @@ def test_an_answer_shows_that_it_is_awaited_before_its_first_word(
     assert passed - counted < 0.9, f"{words}, and nothing was seen before"
     device.pause = 0.0
     assert complete(page) == truth
+
+
+def test_the_speed_of_an_answer_is_that_of_its_writing(opened: Open, device: Device) -> None:
+    """Of 13 tokens that came within seconds, ten minutes of reading made 0.0 tokens/s."""
+    page = opened()
+    page.evaluate("""() => {
+        addEventListener("keydown", () => { window.asked = performance.now(); }, true);
+        new MutationObserver(() => {
+            const box = document.querySelector(".assistant");
+            const reading = /reading the prompt, \\d+/.exec(box.querySelector(".note").textContent);
+            if (reading && reading[0] !== window.reading) {
+                window.reading = reading[0];
+                window.read = performance.now();
+            }
+            if (box.querySelector(".body").textContent) window.wrote = performance.now();
+        }).observe(document.querySelector("#messages"), { childList: true, subtree: true });
+    }""")
+    device.pause = 1.5
+    ask(page, "apple, pen, lamp, " * 120 + "What is 17 + 25?")
+    page.wait_for_function("() => window.read && window.wrote")
+    device.pause = 0.0
+    complete(page)
+    tokens, speed = re.findall(r"([\d.]+) tokens", page.text_content(".assistant .measured"))[:2]
+    asked, read, wrote = page.evaluate("[asked, read, wrote].map((at) => at / 1000)")
+    assert read - asked > 1.5, "else nothing is tried"
+    assert float(tokens) / float(speed) < wrote - read + 1.0
 
 
 SUM = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}

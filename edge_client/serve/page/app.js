@@ -439,7 +439,7 @@ function beginWork(conversation, node) {
     abort: new AbortController(),
     signs: new Signs(seconds()),
     halted: false, // by the user
-    askedAt: node.stream ? null : seconds(), // null: before this page was opened
+    beganAt: node.stream ? null : seconds(), // null: before this page was opened
     textAt: null, // when the latest text came
     withdrawn: "", // since the screen was drawn
     differs: false, // from what it said before, where it is asked again
@@ -499,13 +499,17 @@ function behindCommon(before, after) {
 }
 
 // What a chunk tells beside the text.
-function takeNews({ node, answer: live, signs }, news) {
+function takeNews(work, news) {
+  const { node, answer: live } = work;
   if (news.reading) {
     const [done, total] = news.reading;
     const before = node.reading?.done;
     node.reading = { done, total };
     // Without progress it is said again, as a sign of life.
-    if (before !== done && live.awaits(node.reading)) signs.heard(seconds(), true);
+    if (before !== done && live.awaits(node.reading)) {
+      work.signs.heard(seconds(), true);
+      work.beganAt &&= seconds(); // reading is no writing
+    }
   }
   if (news.link) linkState(news.link, news.detail);
   if (news.notice) notice(news.notice);
@@ -518,7 +522,7 @@ function drawWork(work) {
 }
 
 // The answer has ended: why, what of it is verified, and its figures.
-function settle({ node, answer: live, halted, askedAt, textAt }) {
+function settle({ node, answer: live, halted, beganAt, textAt }) {
   node.reason = halted ? "stopped" : live.reason;
   node.verified = live.allVerified && live.verified === live.characters.length;
   node.lost = !node.verified && nobodyVerifies();
@@ -526,8 +530,7 @@ function settle({ node, answer: live, halted, askedAt, textAt }) {
   const { completion_tokens: tokens, total_tokens: total, moa } = live.usage ?? {};
   if (!tokens) return;
   // The speed is that of the writing: an answer without a verifier waits for one at its end.
-  const isTimed = askedAt !== null && textAt !== null;
-  const writing = isTimed ? textAt - askedAt : (moa?.seconds ?? 0);
+  const writing = beganAt && textAt ? textAt - beganAt : (moa?.seconds ?? 0);
   node.usage = { tokens, total, context, seconds: writing };
 }
 
