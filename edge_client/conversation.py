@@ -163,6 +163,11 @@ class Conversation:
             yield _done(shell)
 
     @property
+    def closed(self) -> bool:
+        """Whether it can answer no more."""
+        return self._closed
+
+    @property
     def unverified(self) -> bool:
         """Whether the latest answer has tokens that the verifier may still confirm or correct."""
         return self._last is not None and bool(self._last.machine.transcript.provisional)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Collection, Iterable
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, cast
@@ -13,6 +13,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from edge_client.client import EdgeClient
+from edge_client.conversation import Conversation
 from edge_client.events import (
     Adopt,
     Confirm,
@@ -53,7 +54,7 @@ from moa.api.tools import ToolFormat
 from moa.errors import UsageError
 from moa.logprobs import TokenLogprobs
 from moa.safe_text import safe_line
-from moa.text_stream import Decoder, text_after
+from moa.text_stream import Decoder, common_prefix, text_after
 
 _FIGURES = (
     "seconds",
@@ -72,6 +73,13 @@ _FIGURES = (
 )
 _ASKED = (*SAMPLING_FIELDS, "stop", "ignore_eos", "logprobs")
 """Settings that a request has by the same name."""
+_MOST_RESTING = 2
+"""Conversations that are kept after their answers. A program sends a chat from its beginning with
+each question: what goes on with one of these need not be read again, at either end. Two, because a
+program may ask something else meanwhile, such as for a title; no more, because each holds a slot at
+the verifier and a cache here."""
+_LEAST_COMMON = 16
+"""Tokens at the beginning of a prompt that a conversation must have to be gone on with."""
 _FIRST_SECONDS = 20.0
 """Least wait for a first token beyond the usual, where the device cannot write; clients give up
 after 30 to 60."""
@@ -85,6 +93,8 @@ class EdgeAnswerer:
         what is known of it."""
         self._client = client
         self._model = model
+        self._resting: list[Conversation] = []
+        """Conversations whose answers are over, the latest last."""
 
     @property
     def model(self) -> str:
@@ -164,15 +174,15 @@ class EdgeAnswerer:
     async def answer(
         self, ask: AnswerRequest, encoded: Encoded
     ) -> AsyncGenerator[AnswerEvent, None]:
-        """Yield the events of one answer, in a conversation of its own. `ask` is the client's
-        request, `encoded` its prompt in tokens."""
+        """Yield the events of one answer. `ask` is the client's request, `encoded` its prompt in
+        tokens."""
         self._check_features(ask, encoded)
         codec = self._client.device.codec
         changes = changes_of(ask, self._longest(ask))
         marks = Marks(codec, codec.eos_ids)  # converts token positions to characters
         clock = asyncio.get_running_loop().time
         patience = self._patience(ask, len(encoded.ids), clock())
-        async with self._client.conversation() as conversation:
+        async with self._conversation(encoded.ids) as conversation:
             turn = conversation.generate(
                 ids=encoded.ids,
                 messages=encoded.messages,
@@ -194,6 +204,37 @@ class EdgeAnswerer:
                     yield told
                     # While the client reads, nobody waits for the next event.
                     patience.client_took(clock() - sent)
+
+    @contextlib.asynccontextmanager
+    async def _conversation(self, ids: Sequence[int]) -> AsyncGenerator[Conversation, None]:
+        """Lend the conversation that this prompt goes on with, or else a new one. It rests
+        afterwards, for the next question, also where its answer was stopped."""
+        conversation = self._going_on_with(ids) or self._client.conversation()
+        try:
+            yield conversation
+        except Exception:
+            await conversation.aclose()
+            raise
+        finally:
+            if not conversation.closed:
+                self._resting.append(conversation)
+                while len(self._resting) > _MOST_RESTING:
+                    await self._resting.pop(0).aclose()
+
+    def _going_on_with(self, ids: Sequence[int]) -> Conversation | None:
+        """Take the resting conversation that has most of the prompt's beginning, if one has enough
+        of it to be worth that."""
+        self._resting = [one for one in self._resting if not one.closed]
+        found = None
+        longest = _LEAST_COMMON - 1
+        for one in self._resting:
+            common = common_prefix(one.ids, list(ids))
+            if common > longest:
+                longest = common
+                found = one
+        if found is not None:
+            self._resting.remove(found)
+        return found
 
     def _written(self, ask: AnswerRequest, encoded: Encoded) -> list[int]:
         """Returns the tokens of an answer that is only to be checked; none for another request."""

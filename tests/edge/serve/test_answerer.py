@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from edge_client import Adopt, Confirm, Done, EdgeClient, Link, Notice, Prompt, Retract, Token
+from edge_client.conversation import Conversation
 from edge_client.link import connection
 from edge_client.serve import answerer
 from edge_client.serve.answerer import EdgeAnswerer, Marks
@@ -227,6 +228,59 @@ async def test_a_check_confirms_what_is_right_and_replaces_what_is_not() -> None
             events = await check_of(client, text)
             assert any(isinstance(event, Cut) for event in events) == is_cut
             assert (events[-1].text, events[-1].verified) == (right, True)
+
+
+async def answers(edge: EdgeAnswerer, messages: list[dict[str, str]]) -> str:
+    """The text of the answer to this chat, in mode hold."""
+    ask = AnswerRequest(question=Question(messages=messages), mode="hold", patience=60.0)
+    events = [event async for event in edge.answer(ask, await edge.encode(ask))]
+    return str(events[-1].text)
+
+
+async def test_a_chat_goes_on_with_what_both_ends_have_read_and_others_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The page sends the whole chat with each question: it was read anew, after a long text for
+    minutes."""
+    made: list[Conversation] = []
+    make = EdgeClient.conversation
+
+    def conversation(client: EdgeClient) -> Conversation:
+        made.append(make(client))
+        return made[-1]
+
+    monkeypatch.setattr(EdgeClient, "conversation", conversation)
+    chat = [{"role": "user", "content": "What is 17 plus 25?"}]
+    async with verifier() as url, EdgeClient(verifier=url) as client:
+        await client.wait_online(60)
+        edge = EdgeAnswerer(client)
+        chat += [
+            {"role": "assistant", "content": await answers(edge, chat)},
+            {"role": "user", "content": "What is 31 plus 11?"},
+        ]
+        again = await answers(edge, chat)
+        assert len(made) == 1
+        for number in range(3):
+            await answers(edge, [{"role": "user", "content": f"Say {number}: Ada, Ben, Tom"}])
+        assert sum(not one.closed for one in made) == 2
+        assert again == await answers(EdgeAnswerer(client), chat)
+
+
+async def test_a_stopped_answer_is_gone_on_with() -> None:
+    async with verifier() as url, EdgeClient(verifier=url) as client:
+        await client.wait_online(60)
+        edge = EdgeAnswerer(client)
+        ask = AnswerRequest(question=QUESTION, mode="provisional", patience=1.0)
+        events = edge.answer(ask, await edge.encode(ask))
+        async for event in events:
+            if isinstance(event, Piece):
+                break
+        await events.aclose()
+        (rests,) = client._conversations
+        assert not rests.closed
+        whole = [event async for event in edge.answer(ask, await edge.encode(ask))]
+        assert isinstance(whole[-1], Ended)
+        assert client._conversations == {rests}
 
 
 async def test_a_link_without_a_word_is_not_called_online(
