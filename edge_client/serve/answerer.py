@@ -93,8 +93,9 @@ class EdgeAnswerer:
         what is known of it."""
         self._client = client
         self._model = model
-        self._resting: list[Conversation] = []
-        """Conversations whose answers are over, the latest last."""
+        self._resting: list[tuple[str, Conversation]] = []
+        """Conversations whose answers are over, the latest last, each with the principal whose it
+        is: how fast an answer comes must tell nobody what another one has asked."""
 
     @property
     def model(self) -> str:
@@ -182,7 +183,7 @@ class EdgeAnswerer:
         marks = Marks(codec, codec.eos_ids)  # converts token positions to characters
         clock = asyncio.get_running_loop().time
         patience = self._patience(ask, len(encoded.ids), clock())
-        async with self._conversation(encoded.ids) as conversation:
+        async with self._conversation(ask.principal, encoded.ids) as conversation:
             turn = conversation.generate(
                 ids=encoded.ids,
                 messages=encoded.messages,
@@ -206,10 +207,12 @@ class EdgeAnswerer:
                     patience.client_took(clock() - sent)
 
     @contextlib.asynccontextmanager
-    async def _conversation(self, ids: Sequence[int]) -> AsyncGenerator[Conversation, None]:
-        """Lend the conversation that this prompt goes on with, or else a new one. It rests
-        afterwards, for the next question, also where its answer was stopped."""
-        conversation = self._going_on_with(ids) or self._client.conversation()
+    async def _conversation(
+        self, principal: str, ids: Sequence[int]
+    ) -> AsyncGenerator[Conversation, None]:
+        """Lend the principal's conversation that this prompt goes on with, or else a new one. It
+        rests afterwards, for the next question, also where its answer was stopped."""
+        conversation = self._going_on_with(principal, ids) or self._client.conversation()
         try:
             yield conversation
         except Exception:
@@ -217,24 +220,27 @@ class EdgeAnswerer:
             raise
         finally:
             if not conversation.closed:
-                self._resting.append(conversation)
+                self._resting.append((principal, conversation))
                 while len(self._resting) > _MOST_RESTING:
-                    await self._resting.pop(0).aclose()
+                    _, oldest = self._resting.pop(0)
+                    await oldest.aclose()
 
-    def _going_on_with(self, ids: Sequence[int]) -> Conversation | None:
-        """Take the resting conversation that has most of the prompt's beginning, if one has enough
-        of it to be worth that."""
-        self._resting = [one for one in self._resting if not one.closed]
+    def _going_on_with(self, principal: str, ids: Sequence[int]) -> Conversation | None:
+        """Take the principal's resting conversation that has most of the prompt's beginning, if one
+        has enough of it to be worth that."""
+        self._resting = [one for one in self._resting if not one[1].closed]
         found = None
         longest = _LEAST_COMMON - 1
         for one in self._resting:
-            common = common_prefix(one.ids, list(ids))
-            if common > longest:
+            owner, conversation = one
+            common = common_prefix(conversation.ids, list(ids))
+            if owner == principal and common > longest:
                 longest = common
                 found = one
-        if found is not None:
-            self._resting.remove(found)
-        return found
+        if found is None:
+            return None
+        self._resting.remove(found)
+        return found[1]
 
     def _written(self, ask: AnswerRequest, encoded: Encoded) -> list[int]:
         """Returns the tokens of an answer that is only to be checked; none for another request."""

@@ -230,9 +230,11 @@ async def test_a_check_confirms_what_is_right_and_replaces_what_is_not() -> None
             assert (events[-1].text, events[-1].verified) == (right, True)
 
 
-async def answers(edge: EdgeAnswerer, messages: list[dict[str, str]]) -> str:
+async def answers(edge: EdgeAnswerer, messages: list[dict[str, str]], principal: str = "") -> str:
     """The text of the answer to this chat, in mode hold."""
-    ask = AnswerRequest(question=Question(messages=messages), mode="hold", patience=60.0)
+    ask = AnswerRequest(
+        question=Question(messages=messages), mode="hold", patience=60.0, principal=principal
+    )
     events = [event async for event in edge.answer(ask, await edge.encode(ask))]
     return str(events[-1].text)
 
@@ -260,6 +262,8 @@ async def test_a_chat_goes_on_with_what_both_ends_have_read_and_others_do_not(
         ]
         again = await answers(edge, chat)
         assert len(made) == 1
+        assert again == await answers(edge, chat, "another")
+        assert len(made) == 2, "nobody learns by the time what another has asked"
         for number in range(3):
             await answers(edge, [{"role": "user", "content": f"Say {number}: Ada, Ben, Tom"}])
         assert sum(not one.closed for one in made) == 2
