@@ -103,7 +103,7 @@ function say(text) {
   $("status").textContent = text;
 }
 
-// What must be seen: shown for a while, and said.
+// Shown for a while, and said.
 let noticed = 0;
 function notice(text) {
   say(text);
@@ -115,7 +115,7 @@ function notice(text) {
   }, 6000);
 }
 
-// What stands in a conversation without messages.
+// In a conversation without messages.
 function empty() {
   if (broken) return { words: [`This page cannot answer: ${broken}.`], examples: [] };
   if (!model) return { words: ["Waiting for the endpoint."], examples: [] };
@@ -508,7 +508,8 @@ function takeNews(work, news) {
     // Without progress it is said again, as a sign of life.
     if (before !== done && live.awaits(node.reading)) {
       work.signs.heard(seconds(), true);
-      work.beganAt &&= seconds(); // reading is no writing
+      work.beganAt &&= work.readAt ?? work.beganAt; // only its last step is writing
+      work.readAt = seconds();
     }
   }
   if (news.link) linkState(news.link, news.detail);
@@ -620,7 +621,7 @@ async function follow(conversation, node) {
   keep(conversation);
 }
 
-// Whether this check is still of the text that is there: it may be continued meanwhile.
+// Whether this check is of the text that is there: it may be continued meanwhile.
 function isWanted({ node, stream }) {
   return node.stream === stream && !running.has(node.id) && !node.left && !node.stale;
 }
@@ -673,7 +674,8 @@ function endCheck(check) {
     node.reason = live.reason;
     if (live.calls.length) node.calls = live.calls;
     if (node.usage) {
-      node.usage.tokens = live.usage?.completion_tokens ?? node.usage.tokens;
+      const { completion_tokens: tokens, total_tokens: total } = live.usage ?? {};
+      if (tokens) Object.assign(node.usage, { tokens, total });
       node.usage.seconds = 0; // its speed was another text's
     }
     return true;
@@ -686,13 +688,13 @@ function endCheck(check) {
   return true;
 }
 
-// The check is over, and what was said of it while it ran is no longer so.
+// What was said of the check while it ran is no longer so.
 function tellEnd({ corrected }) {
   if (corrected) notice(said("The verifier has corrected an answer that was written offline"));
   else notice(said("The verifier has completed an answer that was written offline"));
 }
 
-// The check was over before anything of it was shown.
+// It was over before anything of it was shown.
 function tellVerified(check) {
   const { node, answer: live } = check;
   check.withdrawn = behindCommon(node.text, live.text);

@@ -46,7 +46,7 @@ export class Figures {
     this.traffic.add((grown("sent_bytes") + grown("received_bytes")) / seconds);
   }
 
-  // Nobody told the status: what was known a second ago is not shown as what is.
+  // Nobody told the status: what was known before is not shown.
   unknown() {
     this.rtt.add(null);
     this.traffic.add(null);
