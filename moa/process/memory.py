@@ -3,9 +3,12 @@ garbage collections leave out. No torch."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 
 def resident_bytes() -> int:
@@ -54,8 +57,8 @@ def peak_since_bytes() -> int:
 
 def available_bytes() -> int:
     """Memory that this process could take without making the machine swap: what is free or can be
-    freed, within the limit of its control group; 0 if the system does not say."""
-    limits = [_free_of_machine(), _free_of_group()]
+    freed, within the limits of its control groups; 0 if the system does not say."""
+    limits = [_free_of_machine(), _free_of_groups()]
     known = [size for size in limits if size is not None]
     return max(0, min(known, default=0))
 
@@ -73,24 +76,70 @@ def _free_of_machine() -> int | None:
     return None
 
 
-def _free_of_group() -> int | None:
-    """Bytes that the limit of this process's control group (a container's) leaves; None without
-    one. Of what the group uses, cached files count as free: they are given up when others need
-    room."""
-    folder = "/sys/fs/cgroup"
+@dataclass(frozen=True)
+class _Hierarchy:
+    """One of the two versions of control groups, and what its files are called."""
+
+    root: str
+    limit: str
+    used: str
+    cached: str
+    """In its `memory.stat`: cached files that are given up when others need room."""
+
+
+_FIRST = _Hierarchy(
+    root="/sys/fs/cgroup/memory",
+    limit="memory.limit_in_bytes",
+    used="memory.usage_in_bytes",
+    cached="total_inactive_file",
+)
+_SECOND = _Hierarchy(
+    root="/sys/fs/cgroup",
+    limit="memory.max",
+    used="memory.current",
+    cached="inactive_file",
+)
+
+
+def _free_of_groups() -> int | None:
+    """Bytes that the limits of this process's control groups (a container's, a service's) leave;
+    None without one. A group has what the groups around it have, too."""
+    found = []
+    for hierarchy, group in _groups():
+        folders = [hierarchy.root]
+        for part in group.strip("/").split("/"):
+            if part:
+                folders.append(f"{folders[-1]}/{part}")
+        found += [_free_of_group(hierarchy, folder) for folder in folders]
+    return min((free for free in found if free is not None), default=None)
+
+
+def _groups() -> Iterator[tuple[_Hierarchy, str]]:
+    """Yield the groups of this process that may limit its memory. Within a container the name may be
+    the one outside: then only the root is found."""
+    named = []
+    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="ascii") as file:
+        named = [line.rstrip("\n").split(":", 2) for line in file]
+    for _, controllers, group in named:
+        if not controllers:
+            yield _SECOND, group
+        elif "memory" in controllers.split(","):
+            yield _FIRST, group
+    if not named:
+        yield _SECOND, "/"
+
+
+def _free_of_group(hierarchy: _Hierarchy, folder: str) -> int | None:
+    """Bytes that one group's limit leaves; None if it has none. Of what it uses, cached files count
+    as free."""
     try:
-        with open(f"{folder}/memory.max", encoding="ascii") as file:
-            limit = file.read().strip()
-        if limit == "max":
-            return None
-        with open(f"{folder}/memory.current", encoding="ascii") as file:
+        with open(f"{folder}/{hierarchy.limit}", encoding="ascii") as file:
+            limit = int(file.read())  # a group of the second version without a limit says `max`
+        with open(f"{folder}/{hierarchy.used}", encoding="ascii") as file:
             used = int(file.read())
         with open(f"{folder}/memory.stat", encoding="ascii") as file:
-            numbers = {}
-            for line in file:
-                name, number = line.split()
-                numbers[name] = int(number)
-        return int(limit) - used + numbers["inactive_file"]
+            numbers = dict(line.split() for line in file)
+        return limit - used + int(numbers[hierarchy.cached])
     except (OSError, ValueError, KeyError):
         return None
 

@@ -164,6 +164,29 @@ def test_a_head_that_is_the_embedding_once_more_is_kept_once(tmp_path: Path) -> 
             {"/proc/meminfo": "MemAvailable: 2000 kB\n", "/sys/fs/cgroup/memory.max": "max\n"},
             2048000,
         ),
+        (  # a service of systemd, in a slice with a limit of its own
+            {
+                "/proc/meminfo": "MemAvailable: 2000 kB\n",
+                "/proc/self/cgroup": "0::/a.slice/b.service\n",
+                "/sys/fs/cgroup/a.slice/memory.max": "900000\n",
+                "/sys/fs/cgroup/a.slice/memory.current": "800000\n",
+                "/sys/fs/cgroup/a.slice/memory.stat": "inactive_file 100000\n",
+                "/sys/fs/cgroup/a.slice/b.service/memory.max": "1000000\n",
+                "/sys/fs/cgroup/a.slice/b.service/memory.current": "700000\n",
+                "/sys/fs/cgroup/a.slice/b.service/memory.stat": "inactive_file 0\n",
+            },
+            200000,
+        ),
+        (  # a container of the first version, whose group has its outer name
+            {
+                "/proc/meminfo": "MemAvailable: 2000 kB\n",
+                "/proc/self/cgroup": "4:cpu,memory:/docker/1f\n0::/\n",
+                "/sys/fs/cgroup/memory/memory.limit_in_bytes": "1000000\n",
+                "/sys/fs/cgroup/memory/memory.usage_in_bytes": "700000\n",
+                "/sys/fs/cgroup/memory/memory.stat": "total_inactive_file 50000\n",
+            },
+            350000,
+        ),
         ({}, 0),
     ],
 )
