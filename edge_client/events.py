@@ -155,7 +155,8 @@ class AnswerSoFar:
 
     @property
     def unverified(self) -> int:
-        """Tokens that are not verified, nor adopted: every count that a user reads is this one."""
+        """Tokens that are not verified, nor adopted: what a person reads of an answer that goes on.
+        Programs get `unverified_tokens`, which counts adopted ones as well."""
         if self.done is not None and self.done.verified:
             return 0
         return len(self.ids) - self.final

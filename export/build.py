@@ -33,6 +33,7 @@ from export.plan import (
     RECORDING,
     TIMING_SECONDS,
     Cost,
+    check_memory,
     make_plan,
 )
 from export.progress import Notify, Part, Progress, silent
@@ -126,6 +127,7 @@ def build(settings: BuildSettings, say: Notify = silent, show: Notify = silent) 
     the place of the one before."""
     started = time.monotonic()
     plan = make_plan(settings.target, settings.drafter, settings.variants, settings.draft_vocab)
+    check_memory(plan)
     progress = Progress(parts_of(settings, plan.weights, slowdown()), say, show)
     with (
         new_folder(settings.out, needed=plan.disk, force=settings.force) as folder,

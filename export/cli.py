@@ -172,7 +172,7 @@ def _build(args: argparse.Namespace) -> None:
     _check_build(args)
     with _importing():
         from export.build import build
-        from export.plan import check_memory, make_plan
+        from export.plan import make_plan
 
     clean_up_when_ended()
     is_embedded = not args.target
@@ -181,7 +181,6 @@ def _build(args: argparse.Namespace) -> None:
         plan = make_plan(target, drafter, args.variant, args.draft_vocab)
         _show(plan.as_dict(), args.json, plan.lines())
         return
-    check_memory(make_plan(target, drafter, args.variant, args.draft_vocab))
     settings = _build_settings(args, target, drafter, with_embedded_prompts=is_embedded)
     with _ProgressLines() as lines:
         bundle = build(settings, say=lines.say, show=lines.show)

@@ -43,6 +43,16 @@ class Part:
     where nobody knows it: then nothing is said of the time that is left."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """Work in the seconds that were expected of it."""
+
+    whole: float
+    done: float
+    step: float
+    """What runs now, until it is counted."""
+
+
 class Progress:
     """Tells how far a build is. How long the rest may take follows from what was expected of the
     parts, and from how long those took that are done: so it holds on a slow or busy machine, too.
@@ -129,28 +139,43 @@ class Progress:
     def _estimate(self, now: float) -> tuple[float, float]:
         """The share of the work that is done, and the seconds that the rest takes, as far as is
         known by now."""
-        seconds = [part.seconds for part in self._parts]
-        whole = sum(seconds)
-        current = seconds[self._current]
-        counted = min(1.0, self._done / self._total) if self._total else 0.0
-        done = sum(seconds[: self._current]) + counted * current
-        # What runs now until it is counted: as much as was counted last, or all of the part.
-        step = current * min(1 - counted, self._step / self._total if self._step else 1.0)
+        work = self._work()
         running = now - self._counted_at
-        expected = _PRIOR * whole + done
-        measured = _PRIOR * whole + self._counted_at - self._started
+        pace = self._pace(work, running)
+        done = work.done
+        if work.step:
+            done += work.step * _approached(running / (pace * work.step))
+        return done / work.whole, pace * (work.whole - done)
+
+    def _work(self) -> _Work:
+        """What was expected of the whole, of what is done, and of the step that runs."""
+        seconds = [part.seconds for part in self._parts]
+        part = seconds[self._current]
+        counted = min(1.0, self._done / self._total) if self._total else 0.0
+        # A step is expected to be as large as the one before it; until something is counted, it is
+        # all of the part.
+        share = min(1.0 - counted, self._step / self._total if self._step else 1.0)
+        return _Work(
+            whole=sum(seconds),
+            done=sum(seconds[: self._current]) + counted * part,
+            step=share * part,
+        )
+
+    def _pace(self, work: _Work, running: float) -> float:
+        """Seconds that a second of what was expected takes here, `running` seconds into a step."""
+        expected = _PRIOR * work.whole + work.done
+        measured = _PRIOR * work.whole + self._counted_at - self._started
         pace = measured / expected
-        if running > pace * step:  # it takes longer than expected, and so may the rest
-            pace = (measured + running) / (expected + step)
-        if step:
-            done += step * _approached(running / (pace * step))
-        return done / whole, pace * (whole - done)
+        if running <= pace * work.step:
+            return pace
+        # The step takes longer than expected, and so may the rest.
+        return (measured + running) / (expected + work.step)
 
 
-def _approached(expected: float) -> float:
-    """The share of a step that is done after so many times what it was expected to take: it comes
-    near 1, and never there, for the end is told by who does it."""
-    if expected <= _STEADY:
-        return expected
+def _approached(passed: float) -> float:
+    """The share of a step that is done when the time that was expected of it has `passed` so many
+    times. It comes near 1 and never reaches it: a step ends when it is counted."""
+    if passed <= _STEADY:
+        return passed
     rest = 1 - _STEADY
-    return 1 - rest * math.exp(-(expected - _STEADY) / rest)
+    return 1 - rest * math.exp(-(passed - _STEADY) / rest)

@@ -26,10 +26,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import signal
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import zip_longest
@@ -67,8 +69,19 @@ from moa.target.contract import LoadOptions
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, and run a verb."""
     args = parser().parse_args(argv)
-    args.run(args)
+    with _ends_in_order():
+        args.run(args)
     return 0
+
+
+@contextlib.contextmanager
+def _ends_in_order() -> Iterator[None]:
+    """Let SIGTERM end an experiment as Ctrl-C does: its verifiers end with it."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -229,11 +229,12 @@ class EdgeAnswerer:
         """Take the principal's resting conversation that has most of the prompt's beginning, if one
         has enough of it to be worth that."""
         self._resting = [one for one in self._resting if not one[1].closed]
+        prompt = list(ids)
         found = None
         longest = _LEAST_COMMON - 1
         for one in self._resting:
             owner, conversation = one
-            common = common_prefix(conversation.ids, list(ids))
+            common = common_prefix(conversation.ids, prompt)
             if owner == principal and common > longest:
                 longest = common
                 found = one

@@ -72,7 +72,8 @@ class Stats:
     @property
     def unverified_tokens(self) -> int:
         """Tokens of the answer that the device has written alone and the target has not verified,
-        among them those that it was made to go on from."""
+        among them adopted ones, which it was made to go on from: a program asks who vouches for
+        the text. `AnswerSoFar.unverified` is what a person reads, of what may still change."""
         return max(0, self.offline_tokens - self.confirmed - self.retracted)
 
     def count(self, events: Iterable[Event], now: float) -> None:

@@ -188,7 +188,7 @@ def _check_models(options: argparse.Namespace) -> None:
 
     if options.bundle:
         Bundle.open(options.bundle)
-    elif (Path(options.device_model) / MANIFEST).is_file() and options.device_model:
+    elif options.device_model and (Path(options.device_model) / MANIFEST).is_file():
         raise UsageError(
             f"--device-model: {options.device_model} is a bundle, not a model",
             hint=f"--bundle {options.device_model}",

@@ -25,6 +25,9 @@ _BLOCK_OF_SINGLE_TOKENS = 4
 """The same where a session brings one token to a call, which is to read the weights for many."""
 _SHARE = 0.5
 """Of the free memory, for weights, keys and values."""
+_SHARE_BESIDE_A_FILE = 0.1
+"""Of the free memory, for keys and values where the weights stay in the file: the rest holds those of
+the file's pages that are read most."""
 _LIBRARIES = 750_000_000
 """Bytes beside them: Python, its libraries, the tokenizer, and a forward's work."""
 
@@ -102,20 +105,22 @@ def plan_memory(path: Path, options: LoadOptions) -> LlamaPlan:
 
 def plan_of(head: GgufHead, options: LoadOptions) -> LlamaPlan:
     """What a model takes of the machine's memory, planned from the head of its file: as many
-    sessions at once as the settings allow and half of the free memory holds, one at least."""
+    sessions at once as the settings allow and the free memory's share holds, one at least."""
     weights = head.path.stat().st_size
     capacity = capacity_of(head, options)
     sequence = kv_bytes_per_token(head, options.kv_type or KV_TYPE) * (capacity + PADDING)
     free = available_bytes()
     sequences = most_sequences(options, capacity)
+    mapped = 0 < free < weights
     if free:
-        affordable = int(free * _SHARE - weights) // max(1, sequence)
+        for_sessions = free * _SHARE_BESIDE_A_FILE if mapped else free * _SHARE - weights
+        affordable = int(for_sessions) // max(1, sequence)
         sequences = max(1, min(sequences, affordable))
     # Memory is taken for several sessions at once (a block).
     together = _BLOCK if options.exact and not is_mixture(head) else _BLOCK_OF_SINGLE_TOKENS
     return LlamaPlan(
         weights=weights,
-        mapped=0 < free < weights,
+        mapped=mapped,
         sequence=sequence,
         block=min(sequences, together),
         sequences=sequences,

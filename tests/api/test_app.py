@@ -339,19 +339,6 @@ async def test_a_website_that_is_let_in_is_told_why_it_is_refused() -> None:
     assert "access-control-allow-origin" not in elsewhere.headers
 
 
-async def test_a_stream_that_can_be_resumed_gives_a_sign_each_second() -> None:
-    """Its client goes on elsewhere where it hears nothing."""
-    for_ever = asyncio.Event()
-    ask = chat(stream=True, moa={"mode": "provisional", "resumable": True})
-    async with talk(lambda _: [Began(), for_ever]) as (_, client):  # noqa: SIM117
-        async with asyncio.timeout(PATIENCE), client.stream("POST", CHAT, json=ask) as reply:
-            seen = ""
-            async for piece in reply.aiter_text():
-                seen += piece
-                if ": still here" in seen:
-                    break
-
-
 def _dispatched(lines: Iterable[str]) -> Iterator[str]:
     """The data of each event, as OpenAI's package takes them: an empty line ends an event, too, if
     there is nothing but the number of an earlier one."""
@@ -368,7 +355,8 @@ def _dispatched(lines: Iterable[str]) -> Iterator[str]:
 
 
 async def test_a_sign_of_life_between_numbered_events_is_no_event_of_openais_package() -> None:
-    """It ended with an error about JSON at the first second without text."""
+    """The sign comes each second, for a client that hears nothing goes on elsewhere; the package ended
+    with an error about JSON at the first one."""
     for_ever = asyncio.Event()
     ask = chat(stream=True, moa={"mode": "provisional", "resumable": True})
     text = Piece("Hello")

@@ -15,6 +15,7 @@ import torch
 
 from moa.errors import CapacityError, FullError, UsageError
 from moa.llama.library import find
+from moa.llama.memory_plan import plan_memory
 from moa.llama.target import LlamaTarget, _values_of, layers_that_fit
 from moa.target.contract import LoadOptions, Node
 from moa.target.registry import open_target
@@ -450,3 +451,16 @@ def test_weights_that_memory_does_not_hold_stay_in_the_file(
     assert not held.runtime.shape.mapped
     assert mapped.computes != held.computes
     assert plain(mapped, ids, 8)[0] == tokens
+
+
+def test_a_file_that_stays_on_disk_leaves_room_for_several_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was one, and who asked behind another's answer was told that the verifier is busy."""
+    path = gguf_tiny.save(tiny("llama"), tmp_path / "tiny.gguf")
+    options = replace(OPTIONS, slots=2, capacity=8)
+    weights = path.stat().st_size
+    monkeypatch.setattr("moa.llama.memory_plan.available_bytes", lambda: weights - 1)
+    plan = plan_memory(path, options)
+    assert plan.mapped
+    assert plan.sequences == 2

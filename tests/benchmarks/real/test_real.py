@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +64,26 @@ def device_alone(bundle: Path, ids: list[int], count: int, sampling: SamplingSet
     for _ in range(count):
         log.append(run(drafter.guess(log, sampling)))
     return log[len(ids) :]
+
+
+def test_an_experiment_that_is_ended_ends_its_verifiers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One went on for an hour, with 1.6 GB."""
+    server = faults.Restarted(flags=[])
+
+    def killed(*_: object) -> None:
+        with server.running():
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+
+    monkeypatch.setattr("benchmarks.real.__main__._tables", killed)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        main(["tables", str(tmp_path)])
+    assert server.process is not None
+    assert server.process.returncode == -signal.SIGKILL
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_branches_write_what_a_device_writes_from_there(pair: Path) -> None:
