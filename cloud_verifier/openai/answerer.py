@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from functools import partial
 from typing import Any, TypeVar
 
+from cloud_verifier.openai.resting import RestingSessions
 from cloud_verifier.serving.conversation import converse
 from cloud_verifier.sessions.budgets import Meter
 from cloud_verifier.sessions.service import Service
@@ -127,6 +128,7 @@ class VerifierAnswerer:
         self._tokenizer = tokenizer
         self._model = model
         self._wrong = wrong
+        self._resting = RestingSessions(service.table, service.facts.slots)
 
     @property
     def model(self) -> str:
@@ -197,17 +199,27 @@ class VerifierAnswerer:
         self, ask: AnswerRequest, encoded: Encoded
     ) -> AsyncGenerator[AnswerEvent, None]:
         """Yield the events of one answer, from a session of its own. If the caller stops early, the
-        session's round is cancelled."""
+        session's round is cancelled. The session rests behind its answer, for the next question of
+        the same chat."""
         session = session_for(ask, encoded, self._service.limits)
-        async with connected(self._service, ask.principal, ask.peer) as line:
-            try:
-                async for event in self._events(ask, session, encoded, line):
-                    yield event
-            finally:
-                cancel = session.cancel()
-                if cancel is not None:
-                    line.put(cancel)
-                line.put(session.close())
+        earlier = self._resting.leave_room(ask.principal, encoded.ids)
+        failed = False
+        try:
+            async with connected(self._service, ask.principal, ask.peer) as line:
+                try:
+                    async for event in self._events(ask, session, encoded, line):
+                        yield event
+                except Exception:
+                    failed = True
+                    raise
+                finally:
+                    cancel = session.cancel()
+                    if cancel is not None:
+                        line.put(cancel)
+                    if failed:
+                        line.put(session.close())
+        finally:
+            self._resting.rest(ask.principal, session.id, instead=earlier)
 
     async def _events(
         self, ask: AnswerRequest, session: ClientSession, encoded: Encoded, line: Loopback

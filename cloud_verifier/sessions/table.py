@@ -26,7 +26,7 @@ from moa.text_stream import common_prefix
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
 
-_MIN_SHARED_TOKENS = 16
+LEAST_SHARED_TOKENS = 16
 """A common prefix that is shorter is not worth looking up and copying."""
 
 
@@ -293,7 +293,7 @@ class SessionTable:
         """Find the lease of the same principal whose text begins with most of this session's
         tokens: these are copied, and need not run again."""
         ids = session.log
-        longest = _MIN_SHARED_TOKENS - 1  # fewer tokens are not worth a copy
+        longest = LEAST_SHARED_TOKENS - 1  # fewer tokens are not worth a copy
         found = None
         for other in self._sessions.values():
             if other is session or other.principal != session.principal or other.lease is None:

@@ -1,5 +1,5 @@
-"""The verifier as an OpenAI-compatible endpoint: the target's own text, many at once, and no
-sessions left behind."""
+"""The verifier as an OpenAI-compatible endpoint: the target's own text, many at once, and no more
+sessions left behind than are to rest."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import gc
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ async def running(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def both() -> AsyncIterator[Both]:
-    """A verifier and a client that all tests share. Each test leaves it without sessions."""
+    """A verifier and a client that all tests share. Each test leaves it with resting sessions
+    alone."""
     async with running() as pair:
         yield pair
 
@@ -98,6 +100,13 @@ def draining(verifier: Verifier) -> Iterator[None]:
         yield
     finally:
         verifier.service.draining = False
+
+
+def all_rest(verifier: Verifier) -> bool:
+    """Whether nobody is connected, and no session runs: those that are left rest."""
+    sessions = list(verifier.service.table)
+    rest = all(session.outbox is None and session.at_rest for session in sessions)
+    return rest and not verifier.service.connections
 
 
 def refusals(verifier: Verifier, code: str, limit: str) -> float:
@@ -141,7 +150,7 @@ async def test_a_key_that_is_revoked_ends_its_answers_and_no_others(tmp_path: Pa
                 await whole
             release.set()
             assert await text_of(his_stream) == truth(24)
-        await until(lambda: not len(verifier.service.table))
+        await until(lambda: all_rest(verifier))
 
 
 async def test_variables_reach_the_chat_template() -> None:
@@ -245,14 +254,65 @@ async def test_a_stop_text_and_a_seed(both: Both) -> None:
     assert sampled[0].choices[0].message.content == sampled[1].choices[0].message.content
 
 
-async def test_a_client_that_hangs_up_leaves_no_session(both: Both) -> None:
+def shared_tokens(verifier: Verifier) -> float:
+    """Tokens of prompts that were shared instead of run."""
+    name = "moa_shared_prefix_tokens_total"
+    return verifier.metrics.registry.get_sample_value(name) or 0.0
+
+
+async def test_a_chats_next_question_runs_only_what_is_new() -> None:
+    """The whole chat was read anew with each question. Another one between two of them, such as for
+    a title, takes nothing from that."""
+    settings = replace(SETTINGS, slots=16)
+    title = "Reply with a title of this chat and nothing else, in four words at the very most."
+    chat: list[Any] = [{"role": "system", "content": "You work out sums. " * 4}, *QUESTION]
+    async with running(settings) as (verifier, client):
+
+        async def ask(messages: Any) -> tuple[str, float, int]:
+            before = shared_tokens(verifier)
+            told = await said(client, messages=messages, max_tokens=20)
+            await until(lambda: all_rest(verifier))
+            shared = shared_tokens(verifier) - before
+            return told.choices[0].message.content, shared, told.usage.prompt_tokens
+
+        answer, shared, length = await ask(chat)
+        assert not shared
+        for _ in range(2):
+            _, shared, _ = await ask([{"role": "user", "content": title}])
+            chat += [{"role": "assistant", "content": answer}, QUESTION[0]]
+            answer, shared, longer = await ask(chat)
+            assert length - 4 <= shared < longer
+            length = longer
+            assert len(verifier.service.table) <= 2
+        fresh = [{"role": "system", "content": "Another."}, *chat[1:]]
+        async with running(settings) as (_, other):
+            told = await said(other, messages=chat, max_tokens=20)
+            assert told.choices[0].message.content == answer
+        await ask(fresh)
+        assert len(verifier.service.table) <= 2
+
+
+@pytest.mark.parametrize("most", [1, 2])
+async def test_resting_sessions_of_many_programs_leave_room_for_one_that_asks(most: int) -> None:
+    """Whoever needs a slot takes that of one that rests."""
+    settings = replace(SETTINGS, slots=8 * most)
+    async with running(settings) as (verifier, client):
+        for number in range(4):
+            await said(
+                client, messages=[{"role": "user", "content": f"{number} " * 20}], max_tokens=2
+            )
+            await until(lambda: all_rest(verifier))
+        assert len(verifier.service.table) == most
+
+
+async def test_a_client_that_hangs_up_leaves_no_running_session(both: Both) -> None:
     verifier, client = both
     stream = await said(client, stream=True, max_tokens=900, extra_body={"ignore_eos": True})
     await anext(stream)
     await stream.close()
     del stream
     gc.collect()  # the client's generators end here, not on the model's thread in a later test
-    await until(lambda: not list(verifier.service.table) and not verifier.service.connections)
+    await until(lambda: all_rest(verifier))
 
 
 async def test_a_drain_waits_for_the_answers_that_run(both: Both) -> None:
@@ -284,7 +344,7 @@ async def test_a_drain_refuses_new_answers_and_ends_those_without_a_token_at_onc
             drained = refusals(verifier, *DRAINING)
             before = refusals(verifier, *WITHOUT_PLACE)
             # With the one that asks for a whole answer, two more than there are slots left.
-            crowd = range(verifier.service.table.slots_free + 1)
+            crowd = range(SETTINGS.slots)  # one slot is taken
             waiting = [await said(client, max_tokens=24, stream=True) for _ in crowd]
             whole = asyncio.create_task(said(client, max_tokens=24))
             await until(lambda: refusals(verifier, *WITHOUT_PLACE) == before + 2)
@@ -305,7 +365,7 @@ async def test_a_drain_refuses_new_answers_and_ends_those_without_a_token_at_onc
                 assert refusals(verifier, *DRAINING) == drained, "nothing is asked of the engine"
                 release.set()
                 assert first + await text_of(runs) == truth(24)
-    await until(lambda: not len(verifier.service.table))
+    await until(lambda: all_rest(verifier))
 
 
 async def test_an_answer_that_a_drain_overtakes_ends_at_its_first_refusal(
@@ -392,7 +452,7 @@ async def test_an_answer_ends_when_its_session_does(
     assert left < failures
     left = 0
     assert (await said(client, max_tokens=20)).choices[0].message.content == truth(20)
-    assert not list(verifier.service.table)
+    assert all_rest(verifier)
 
 
 async def test_limits_are_named(both: Both) -> None:
@@ -415,7 +475,7 @@ async def test_limits_are_named(both: Both) -> None:
     for prompt in ("word " * 9000, [10**6]):
         with pytest.raises(openai.BadRequestError):
             await client.completions.create(model=MODEL, prompt=prompt)  # type: ignore[arg-type]
-    assert not list(verifier.service.table)
+    assert all_rest(verifier)
 
 
 async def test_the_operators_page_reads_the_metrics(both: Both) -> None:

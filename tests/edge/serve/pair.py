@@ -27,7 +27,8 @@ def served(settings: Settings = SETTINGS) -> Served:
     target = Target.from_model(
         known.model, slots=settings.slots, capacity=settings.slot_capacity, folder=known.folder
     )
-    return replace(embedded(), target=target)
+    facts = replace(embedded().facts, slots=target.cache.slots, capacity=target.cache.capacity)
+    return replace(embedded(), target=target, facts=facts)
 
 
 @contextlib.asynccontextmanager
