@@ -132,7 +132,8 @@ class Conversation:
             async with self._running(shell) as events:
                 async for event in events:
                     yield event
-            yield _done(shell)
+        # Behind the turn: whoever reads no further may ask the next question.
+        yield _done(shell)
 
     def _encode(self, prompt: str | Messages, max_new_tokens: int, *, raw: bool) -> _Question:
         """Returns a prompt in tokens, with the chat before it if it is a part of one. `raw` is for
@@ -160,7 +161,8 @@ class Conversation:
             async with self._running(shell) as events:
                 async for event in events:
                     yield event
-            yield _done(shell)
+        # Behind the turn: whoever reads no further may ask the next question.
+        yield _done(shell)
 
     @property
     def closed(self) -> bool:

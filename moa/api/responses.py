@@ -296,7 +296,15 @@ class ResponseShape:
             "usage": _usage(self.ends[0].counts) if self.ends else None,
             "max_tool_calls": None,
             "service_tier": "default",
+            **self._ended(),
         }
+
+    def _ended(self) -> dict[str, Any]:
+        """Our field of a response that has ended: why, and whether all of it is verified."""
+        if not self.ends:
+            return {}
+        ended = self.ends[0]
+        return {"moa": {"reason": ended.reason, "verified": ended.verified}}
 
     # ---- events
 
@@ -314,13 +322,13 @@ class ResponseShape:
         (`marked`) are told, too, when text is withdrawn or verified."""
         reasoning, answer = self._parts.take(show, last=last)
         if reasoning.text or reasoning.cut is not None:
-            yield from self._change("reasoning", reasoning)
+            yield from self._change("reasoning", reasoning, alone=alone)
         scored = show.logprobs if show is not None else ()
         is_change = bool(answer.text) or answer.cut is not None or bool(scored)
         is_news_of_verification = self.marked and show is not None
         is_empty_answer = last and not self._parts.calls  # it has a message all the same
         if is_change or is_news_of_verification or is_empty_answer:
-            yield from self._change("message", answer, scored)
+            yield from self._change("message", answer, scored, alone=alone)
         if last or not self.marked:  # else the text of a call may still be withdrawn
             for call in self._parts.calls[self._calls :]:
                 yield from self._call(call)
@@ -362,11 +370,12 @@ class ResponseShape:
         yield self._event("response.output_item.done", item=item, output_index=index)
 
     def _change(
-        self, kind: OutputKind, part: Show, scored: Sequence[Scored] = ()
+        self, kind: OutputKind, part: Show, scored: Sequence[Scored] = (), *, alone: bool
     ) -> Iterator[dict[str, Any]]:
         """Yield the events for a change of the reasoning or the message. If it has not begun yet,
         that is announced first, and what was written before it is ended. `scored` are
-        log-probabilities of tokens in it."""
+        log-probabilities of tokens in it; `alone` says that the device wrote it without the
+        verifier."""
         item = self._item(kind)
         if item is None:
             yield from self._close_items()
@@ -388,6 +397,8 @@ class ResponseShape:
                 more["logprobs"] = new_logprobs
             if self.marked:
                 more["moa"] = {"verified": part.verified}
+            elif alone:
+                more["moa"] = {"unverified": True}
             yield self._part_event(item, f"response.{item.content}.delta", delta=part.text, **more)
 
     def _item(self, kind: OutputKind) -> OutputItem | None:

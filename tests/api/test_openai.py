@@ -203,6 +203,23 @@ async def test_a_response_stream_tells_every_step() -> None:
     assert events[-1].response.output_text == "Hello"  # type: ignore[union-attr]
 
 
+async def test_a_response_says_what_the_device_wrote_alone_and_whether_all_is_verified() -> None:
+    """Only chats said so."""
+    end = ended("Hello", verified=False)
+    script = [Began(), Piece("Hel"), Piece("lo", False), end]
+    async with talking(lambda ask: script) as (_, client):
+        how: Any = {"model": MODEL, "input": "hi", "extra_body": {"moa": {"mode": "keep"}}}
+        whole = (await client.responses.create(**how)).to_dict()
+        events = [
+            event.to_dict() async for event in await client.responses.create(**how, stream=True)
+        ]
+    assert whole["moa"] == {"reason": end.reason, "verified": False}
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [delta.get("moa") for delta in deltas] == [None, {"unverified": True}]
+    assert "moa" not in events[0]["response"]  # type: ignore[operator]
+    assert events[-1]["response"]["moa"] == whole["moa"]  # type: ignore[index]
+
+
 async def test_thinking_is_an_item_of_its_own_and_not_said_again() -> None:
     async with talking(lambda ask: says("<think>h", "mm</th", "ink>\n\n4", "2")) as (
         answerer,

@@ -106,6 +106,27 @@ async def test_a_second_turn_of_the_same_conversation_at_once_is_refused() -> No
         assert (await kit.transcribe(conversation, [5, 6], max_new_tokens=3)).tokens
 
 
+async def test_who_reads_no_further_than_the_end_may_ask_the_next_question() -> None:
+    """A loop that returns at `Done` leaves the generator where it is."""
+
+    async def until_done(conversation: Any, ids: list[int]) -> Done:
+        async for event in conversation.generate(ids=ids, max_new_tokens=3):
+            if isinstance(event, Done):
+                return event
+        raise AssertionError("there was no end")
+
+    gc.disable()  # it would end the first turn, sooner or later
+    try:
+        async with (
+            EdgeClient(device=kit.device(), offline=True) as client,
+            client.conversation() as conversation,
+        ):
+            for _ in range(2):
+                await until_done(conversation, verifier_kit.prompt(0, 12))
+    finally:
+        gc.enable()
+
+
 async def test_a_client_that_is_closed_answers_nothing() -> None:
     async with EdgeClient(device=kit.device(), offline=True) as client:
         conversation = client.conversation()
