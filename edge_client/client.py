@@ -18,7 +18,7 @@ from typing import Any, Self, Unpack
 
 from edge_client.conversation import Conversation
 from edge_client.device import Device
-from edge_client.events import Done, Event, Reason
+from edge_client.events import Done, Event, Link, Reason
 from edge_client.link.dialling import Dialling
 from edge_client.link.retry import Retry
 from edge_client.link.websocket import Endpoint, VerifierLink, tls_context
@@ -245,14 +245,15 @@ class Answer:
     """Why the answer ended."""
     stats: dict[str, Any]
     """Its figures: tokens, forwards, bytes, times."""
+    link: Link | None = None
+    """The last news of the link: its state, and in `detail` why; None if there was none."""
 
     def __str__(self) -> str:
         """For people: text that the device wrote alone never goes unmarked."""
-        return (
-            self.text
-            if self.verified
-            else f"{self.text}\n[not all of this was verified by the target]"
-        )
+        if self.verified:
+            return self.text
+        why = f": {self.link.detail}" if self.link is not None and self.link.detail else ""
+        return f"{self.text}\n[not all of this was verified by the target{why}]"
 
 
 def ask(
@@ -264,14 +265,26 @@ def ask(
 ) -> Answer:
     """Answer a prompt: `print(ask("What is 17 plus 25?", verifier="local"))`. Inside an event loop
     use `EdgeClient`."""
-    return asyncio.run(_ask(EdgeClient(settings, **changes), prompt, raw=raw))
+    client = EdgeClient(settings, **changes)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_ask(client, prompt, raw=raw))
+    raise UsageError(
+        "ask waits for the answer, which an event loop must not",
+        hint="use `async with EdgeClient(...)`",
+    )
 
 
 async def _ask(client: EdgeClient, prompt: str | Messages, *, raw: bool) -> Answer:
     """Answer one prompt with a client that is opened for it."""
     done: Done | None = None
+    link: Link | None = None
     async with client:
         async for event in client.generate(prompt, raw=raw):
-            done = event if isinstance(event, Done) else done
+            if isinstance(event, Link):
+                link = event
+            elif isinstance(event, Done):
+                done = event
     assert done is not None  # the last event of every answer
-    return Answer(done.text, done.verified, done.reason, done.stats)
+    return Answer(done.text, done.verified, done.reason, done.stats, link)

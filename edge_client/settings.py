@@ -192,6 +192,11 @@ class ClientSettings:
                 raise ConfigError(
                     "token holds a space, a control character or a letter beyond ASCII: no verifier made it"
                 )
+        stop: object = self.stop  # a program without a type checker may give another
+        if isinstance(stop, str):
+            raise ConfigError(
+                f"stop is a tuple of texts, not the text {stop!r}", hint=f"({stop!r},)"
+            )
         if "" in self.stop:
             raise ConfigError("a stop string must not be empty")
         if len(self.stop) > MAX_STOP_STRINGS:

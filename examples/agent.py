@@ -10,6 +10,7 @@ While the link is down the device answers, in the same shapes; what it wrote alo
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -105,8 +106,9 @@ def run(
 
 
 if __name__ == "__main__":
+    endpoint = os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8080/v1")
     run(
-        OpenAI(base_url="http://127.0.0.1:8080/v1", api_key="any"),
+        OpenAI(base_url=endpoint, api_key="any"),
         "Is it hot in Rome?",
         steps=list(TOOLS),
     )

@@ -6,10 +6,12 @@ python examples/langchain_chat.py                    # pip install langchain-ope
 
 from __future__ import annotations
 
+import os
+
 from langchain_openai import ChatOpenAI
 from openai import OpenAI
 
-ENDPOINT = "http://127.0.0.1:8080/v1"
+ENDPOINT = os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8080/v1")
 
 
 def main(endpoint: str = ENDPOINT, prompt: str = "What is 17 plus 25?") -> str:

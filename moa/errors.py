@@ -41,6 +41,8 @@ class MoaError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note(hint)  # a traceback shows it below the message
 
     def line(self) -> str:
         """The message and its hint as one line for the user. Control characters are escaped: the

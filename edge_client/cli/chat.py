@@ -346,6 +346,8 @@ class ChatLoop:
         if told.done is not None:
             self._tell_whose_tokens(told.done)
         text = told.done.text if told.done is not None else told.text_of()
+        if begun is not None and told.done is not None and not text:
+            self._console.print("the answer is at its end: nothing was added", style="dim")
         message = dialogue.answered(text) if begun is None else dialogue.extended(begun, text)
         answer = WrittenAnswer(
             dialogue,

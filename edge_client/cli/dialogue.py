@@ -29,7 +29,7 @@ COMMANDS = {
     "/edit": "TEXT: ask the last question again with this text; alone: change it",
     "/undo": "take back the last question and its answer",
     "/retry": "answer the last question again, with another seed (the same at temperature 0)",
-    "/save": "FILE: write the conversation",
+    "/save": "FILE: write the conversation, as JSON",
     "/load": "FILE: go on with a conversation that was saved",
     "/quit": "end (also Ctrl-D)",
 }

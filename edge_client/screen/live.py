@@ -46,7 +46,7 @@ _TROUBLE = ("offline", "refused")
 _DOING = {
     "none": "this device alone",
     "connecting": "connecting to {}",
-    "late": "{} is late: this device goes on",
+    "late": "{} is late",
 }
 """What a state of the link means for the reader, where its name does not say it; {} is who
 verifies."""
@@ -198,7 +198,10 @@ class LiveView(View):
         if self._link.state == "online" and answer.final < len(answer.texts):
             return f"checking, {answer.final:,} of {len(answer.texts):,}"
         doing = _DOING.get(self._link.state, self._link.state)
-        return doing.replace("{}", self._who_verifies)
+        doing = doing.replace("{}", self._who_verifies)
+        if self._link.state == "late" and answer.unverified:
+            return f"{doing}: this device goes on"
+        return doing
 
     def __enter__(self) -> Self:
         self._typing.enter_context(unshown())

@@ -232,6 +232,14 @@ async def test_an_answer_is_continued_after_its_verified_text() -> None:
     assert [message["content"] for message in dialogue.messages] == ["one", "verified, and more"]
 
 
+async def test_an_answer_that_was_at_its_end_is_said_to_be_so() -> None:
+    """There was a line of figures, and no text."""
+    played = Played([done("whole", verified=True), done("", verified=True)])
+    dialogue, screen = await talk(played, "one", "/continue", online=(True,))
+    assert "the answer is at its end: nothing was added" in screen
+    assert [message["content"] for message in dialogue.messages] == ["one", "whole"]
+
+
 async def test_where_an_answer_goes_on_is_quoted_in_whole_words_without_marks() -> None:
     """It began in the middle of a word, with raw Markdown and without line ends."""
     beginning = "Lists have a head and a tail.\n2. **Reversing the `Linked` List**:\n   - "

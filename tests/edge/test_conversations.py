@@ -15,8 +15,9 @@ import pytest
 from edge_client import ask
 from edge_client.client import EdgeClient
 from edge_client.events import Done, Link, Progress, Prompt, Token
+from edge_client.settings import ClientSettings
 from edge_client.shared import Shared
-from moa.errors import UsageError
+from moa.errors import ConfigError, UsageError
 from tests.edge import kit
 from tests.edge.test_exact import truth
 from tests.torture.device import demo_device
@@ -125,6 +126,20 @@ async def test_who_reads_no_further_than_the_end_may_ask_the_next_question() -> 
                 await until_done(conversation, verifier_kit.prompt(0, 12))
     finally:
         gc.enable()
+
+
+async def test_ask_says_in_an_event_loop_what_to_do_and_elsewhere_why_nothing_is_verified() -> None:
+    with pytest.raises(UsageError) as refused:
+        ask("hi", offline=True)
+    assert refused.value.__notes__ == ["use `async with EdgeClient(...)`"]
+    nobody = {"verifier": "ws://127.0.0.1:9", "settle_seconds": 0.1, "max_new_tokens": 2}
+    answer = await asyncio.to_thread(lambda: ask("hi", **nobody))  # type: ignore[arg-type]
+    assert not answer.verified
+    assert answer.link is not None
+    assert "127.0.0.1:9" in answer.link.detail
+    assert answer.link.detail in str(answer)
+    with pytest.raises(ConfigError, match="a tuple of texts, not the text 'fox'"):
+        ClientSettings(stop="fox")  # type: ignore[arg-type]
 
 
 async def test_a_client_that_is_closed_answers_nothing() -> None:
