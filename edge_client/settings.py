@@ -20,6 +20,7 @@ import msgspec
 from edge_client.turn.budget import BYTES_PER_KILOBIT
 from edge_client.turn.controller import WhoDrafts
 from edge_client.turn.deadlines import Patience
+from edge_client.turn.reachability import not_passed_on
 from edge_client.turn.records import Precision
 from edge_client.turn.transcript import OnReconnect
 from moa.errors import ConfigError, UsageError
@@ -166,7 +167,9 @@ class ClientSettings:
             raise ConfigError(
                 f"max_kbps must be a number from 1 on, or 0 for no limit, not {self.max_kbps}"
             )
-        _ = self.sampling  # it checks its own settings
+        adjustments = self.sampling.adjustments  # this checks the settings of sampling
+        if self.upstream and adjustments:
+            raise ConfigError(not_passed_on(adjustments[0]))
 
     def _check_ranges(self) -> None:
         """Raise a `ConfigError` for a setting that is out of range, or none of its choices."""

@@ -30,6 +30,8 @@ MAX_BIASED = 1024
 """Tokens that may have a bias."""
 _MOST_BIAS = 100.0
 """In OpenAI's API, and so here: beside usual logits it forbids a token, or leaves no other."""
+ADJUSTMENTS = ("frequency_penalty", "presence_penalty", "logit_bias")
+"""Settings that add numbers to the logits."""
 _SORTED_FIRST = 256
 """Tokens that top-p looks at first; the rest of a large vocabulary is seldom needed."""
 
@@ -106,6 +108,11 @@ class SamplingSettings:
     def adjusts(self) -> bool:
         """Whether numbers are added to the logits, by what the answer has so far or by a bias."""
         return self.counts or bool(self.logit_bias)
+
+    @property
+    def adjustments(self) -> list[str]:
+        """The names of those settings that add numbers to the logits and are set."""
+        return [name for name in ADJUSTMENTS if getattr(self, name)]
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -30,6 +30,7 @@ from edge_client.link.websocket import VerifierLink
 from edge_client.screen.words import named, toy
 from edge_client.settings import TurnChanges
 from edge_client.text.codec import TextCodec
+from edge_client.turn.reachability import not_passed_on
 from moa.api.answer import (
     SAMPLING_FIELDS,
     AnswerEvent,
@@ -54,7 +55,9 @@ from moa.api.tools import ToolFormat
 from moa.errors import UsageError
 from moa.logprobs import TokenLogprobs
 from moa.safe_text import safe_line
+from moa.sampling import ADJUSTMENTS
 from moa.text_stream import Decoder, common_prefix, text_after
+from moa.wire.messages import Welcome
 
 _FIGURES = (
     "seconds",
@@ -253,6 +256,7 @@ class EdgeAnswerer:
     def _check_features(self, ask: AnswerRequest, encoded: Encoded) -> None:
         """Refuse a request for what the verifier cannot do, as far as that is known by now."""
         welcome = self._client.shared.welcome
+        self._check_adjustments(ask, welcome)
         if welcome is None:
             return  # no verifier has been reached yet
         if ask.logprobs is not None and "logprobs" not in welcome.features:
@@ -265,6 +269,23 @@ class EdgeAnswerer:
                 "response_format",
                 "unsupported_parameter",
             )
+
+    def _check_adjustments(self, ask: AnswerRequest, welcome: Welcome | None) -> None:
+        """Refuse penalties and biases by name where the verifier, or the engine behind it, would
+        not write by them: all of the answer would be this device's own. With an upstream that is
+        known before anything has answered."""
+        settings = self._client.settings
+        if welcome is None and not settings.upstream:
+            return
+        if welcome is not None and "penalties" in welcome.features:
+            return
+        has_engine_behind = welcome is None or "behind" in welcome.features
+        for name in ADJUSTMENTS:
+            asked = getattr(ask, name)
+            if not (getattr(settings, name) if asked is None else asked):
+                continue
+            why = not_passed_on(name) if has_engine_behind else f"the verifier knows no {name}"
+            raise bad(why, name, "unsupported_parameter")
 
     def _patience(self, ask: AnswerRequest, prompt_tokens: int, now: float) -> Patience:
         """Returns how long this request waits for its first event, and for each further one."""

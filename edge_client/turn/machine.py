@@ -33,13 +33,14 @@ from edge_client.turn.budget import Spending
 from edge_client.turn.controller import Controller, WhoDrafts
 from edge_client.turn.deadlines import Deadlines, Moment
 from edge_client.turn.guard import OfflineGuard
-from edge_client.turn.reachability import Failure, Reachability, classify
+from edge_client.turn.reachability import Failure, Reachability, classify, not_passed_on
 from edge_client.turn.records import Records
 from edge_client.turn.session_state import SessionState
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import Transcript
 from moa.errors import DeviceError, MoaError, ProtocolError
 from moa.safe_text import safe_line
+from moa.sampling import ADJUSTMENTS
 from moa.speculation.prediction import Prediction
 from moa.wire import Advanced, ClientSession, Code, Ready, Recovered, Working
 from moa.wire.messages import (
@@ -139,7 +140,11 @@ class TurnMachine:
         """Give the verifier up for this turn if it lacks a feature that the answer needs: it would
         write another text than was asked for."""
         if self.session.penalties is not None and "penalties" not in features:
-            self._give_up("penalties and biases are not known there")
+            if "behind" in features:
+                *first, last = ADJUSTMENTS
+                self._give_up(not_passed_on(f"{', '.join(first)} and {last}"))
+            else:
+                self._give_up("penalties and biases are not known there")
         if self.session.grammar is not None and "grammar" not in features:
             self._give_up("answers that match a grammar are not known there")
 

@@ -20,6 +20,17 @@ _LOSSES = 32
 """Connections that may be lost without a verified token in between: a bad link loses many."""
 
 
+def not_passed_on(names: str) -> str:
+    """Returns why these settings, penalties or biases, are of no use where an engine of others
+    stands behind. It counts penalties over what it writes in one request, and an answer may need
+    several; and the tokens of a bias are those of the device, which need not be the engine's."""
+    are = "are" if " " in names else "is"
+    return (
+        f"{names} {are} not passed on to an upstream: it would count anew, and by its own tokens,"
+        " where an answer goes on behind a cut"
+    )
+
+
 @dataclass
 class Reachability:
     """The link to the verifier, for one turn."""
