@@ -330,7 +330,12 @@ class Conversation:
             shared.controller,
             shared.spending,
             records,
-            OfflineGuard.of(calibration, settings.max_offline_tokens, lambda: bool(records.held())),
+            OfflineGuard.of(
+                calibration,
+                settings.max_offline_tokens,
+                lambda: bool(records.held()),
+                structured=session_state.session.grammar is not None,
+            ),
             Deadlines(
                 settings.patience,
                 shared.controller,

@@ -63,7 +63,6 @@ _FIGURES = (
     "seconds",
     "first_token_seconds",
     "rounds",
-    "unverified_tokens",
     "offline_tokens",
     "confirmed",
     "retracted",
@@ -462,6 +461,7 @@ class Marks:
             calls=stats["calls"],
             forwards=stats["forwards"],
             forward_tokens=sum(stats["streamed_by"].values()),
+            unverified=stats["unverified_tokens"],
             more={name: stats[name] for name in _FIGURES if name in stats},
         )
         return Ended(reason=done.reason, verified=done.verified, text=done.text, counts=counts)

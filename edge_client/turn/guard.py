@@ -37,6 +37,11 @@ _REPEATED_WITHIN_LONG = 192
 _REPEATED_PHRASES_LONG = 144
 """So many of the phrases that end with those were there before. Of 444 answers of a real model none
 had as many that had not 58 of 64 as well."""
+_REPEATED_WITHIN_STRUCTURED = 512
+"""Text of a grammar says its keys again in each object of a list: that it says nothing new is judged
+by so many tokens, so that a list comes to its end."""
+_REPEATED_PHRASES_STRUCTURED = 464
+"""So many of the phrases that end with those were there before: the same share as of 64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +82,10 @@ class Phrases:
     _repeated: list[bool] = field(default_factory=list)
     """For each token, whether the phrase that it ends was there before."""
 
-    def repeat(self, text: Sequence[int]) -> bool:
+    def repeat(self, text: Sequence[int], *, structured: bool = False) -> bool:
         """Whether nearly all phrases of eight tokens at the text's end were there before, or most
-        of them over a longer end. The text is that of the last call and what has been added since;
-        another text is begun anew."""
+        of them over a longer end; of a `structured` text the end is longer still. The text is that
+        of the last call and what has been added since; another text is begun anew."""
         known = len(self._text)
         if list(text[:known]) != self._text:  # another text, or one whose beginning was verified
             self._text.clear()
@@ -94,6 +99,9 @@ class Phrases:
             if is_whole:
                 self._seen.add(phrase)
         self._text += text[known:]
+        if structured:
+            repeated = sum(self._repeated[-_REPEATED_WITHIN_STRUCTURED:])
+            return repeated >= _REPEATED_PHRASES_STRUCTURED
         if sum(self._repeated[-_REPEATED_WITHIN:]) >= _REPEATED_PHRASES:
             return True
         return sum(self._repeated[-_REPEATED_WITHIN_LONG:]) >= _REPEATED_PHRASES_LONG
@@ -112,24 +120,36 @@ class OfflineGuard:
     """Whether text that repeats itself goes on."""
     measured: bool = True
     """Whether the limits are of this drafter."""
+    structured: bool = False
+    """Whether the text has a grammar."""
     _warned: bool = False
     _phrases: Phrases = field(default_factory=Phrases)
 
     @classmethod
     def of(
-        cls, calibration: Calibration | None, stop_at: int, informed: Callable[[], bool]
+        cls,
+        calibration: Calibration | None,
+        stop_at: int,
+        informed: Callable[[], bool],
+        *,
+        structured: bool = False,
     ) -> Self:
         """The guard for a drafter whose limits were calibrated when its bundle was made; `stop_at`
         of 0 or more overrides where it stops, and then text may repeat itself. `informed` says
-        whether the drafter has the target's records, without which other limits hold."""
+        whether the drafter has the target's records, without which other limits hold. `structured`
+        is text that has a grammar."""
         if calibration is None:
             limits = OfflineLimits(stop_at=max(0, stop_at))
-            return cls(limits, may_repeat=stop_at >= 0, measured=False)
+            return cls(limits, may_repeat=stop_at >= 0, measured=False, structured=structured)
         cold = None
         if calibration.cold is not None:
             cold = OfflineLimits.of(calibration.cold, stop_at)
         return cls(
-            OfflineLimits.of(calibration.offline, stop_at), cold, informed, may_repeat=stop_at >= 0
+            OfflineLimits.of(calibration.offline, stop_at),
+            cold,
+            informed,
+            may_repeat=stop_at >= 0,
+            structured=structured,
         )
 
     def warning(self, offline: int) -> str:
@@ -155,7 +175,7 @@ class OfflineGuard:
         if self.may_repeat or len(offline) < _REPEATED_WITHIN:
             return False
         has_few_tokens = len(set(offline[-_REPEATED_WITHIN:])) <= _REPEATED_TOKENS
-        return has_few_tokens or self._phrases.repeat(offline)
+        return has_few_tokens or self._phrases.repeat(offline, structured=self.structured)
 
     def reset(self) -> None:
         """Warn again next time, because all text is verified."""

@@ -121,6 +121,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the prediction that were drafted."""
     predicted_accepted: int = 0
     """How many of them were accepted."""
+    unverified: int = 0
+    """Tokens that nobody has verified."""
     more: dict[str, Any] = {}
     """Figures of the answerer's own."""
 

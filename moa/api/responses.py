@@ -481,6 +481,7 @@ def _usage(counts: Counts) -> dict[str, Any]:
             "calls": counts.calls,
             "forwards": counts.forwards,
             "forward_tokens": counts.forward_tokens,
+            "unverified_tokens": counts.unverified,
             **counts.more,
         },
     }

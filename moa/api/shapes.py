@@ -252,6 +252,7 @@ def _usage(ends: Iterable[Ended]) -> dict[str, Any]:
             "calls": sum(count.calls for count in counts),
             "forwards": sum(count.forwards for count in counts),
             "forward_tokens": sum(count.forward_tokens for count in counts),
+            "unverified_tokens": sum(count.unverified for count in counts),
             **more,
         },
     }

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from moa.api.answer import AnswerEvent, Began, Cut, Piece, Scored, Verified
+from moa.api.answer import AnswerEvent, Began, Counts, Cut, Ended, Piece, Scored, Verified
 from tests.api.scripted import MODEL, PATIENCE, Script, Scripted, ended, says, served
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -108,6 +108,17 @@ async def test_log_probabilities_of_completions_and_responses() -> None:
         assert [ask.logprobs for ask in answerer.asks] == [2, 0, 2]
         with pytest.raises(openai.BadRequestError):
             await client.chat.completions.create(model=MODEL, messages=MESSAGES, top_logprobs=2)  # type: ignore[call-overload]
+
+
+async def test_what_nobody_verified_is_counted_over_all_answers_of_a_request() -> None:
+    """It was missing where there were several, and an agent took that for none."""
+    counts = Counts(prompt_tokens=3, tokens=2, unverified=2)
+    end = Ended(reason="eos", verified=False, text="Hello", counts=counts)
+    async with talking(lambda ask: [Began(), Piece("Hello", False), end]) as (_, client):
+        for count in (1, 3):
+            chat = await client.chat.completions.create(model=MODEL, messages=MESSAGES, n=count)
+            assert chat.usage is not None
+            assert chat.usage.to_dict()["moa"]["unverified_tokens"] == 2 * count  # type: ignore[index]
 
 
 # ---- responses

@@ -194,6 +194,18 @@ def test_the_guard_stops_items_that_differ_in_their_number_alone() -> None:
     assert not guard.stops(rows), "a table that says something in each row"
 
 
+def test_the_guard_lets_a_list_of_alike_objects_come_to_its_end() -> None:
+    """It ended one after 121 tokens, in the middle of an object."""
+    guard = OfflineGuard.of(None, -1, lambda: True, structured=True)
+    keys = list(range(500, 524))
+    text = [token for item in range(100) for token in (item // 10, *keys, item % 2)]
+    lengths = [n for n in range(len(text)) if guard.stops(text[:n])]
+    assert lengths[0] > 450, "about twenty objects"
+    assert lengths[0] < 700, "and one without end is not written to the context's"
+    spaces = [7] * 64
+    assert guard.stops(spaces)
+
+
 def test_limits_that_were_not_measured_say_so() -> None:
     assert "was not measured" in OfflineGuard.of(None, -1, lambda: True).warning(64)
     measured = OfflineGuard.of(_calibrated((0.9, 0.1)), -1, lambda: True)

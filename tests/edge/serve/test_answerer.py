@@ -51,6 +51,7 @@ def test_positions_in_tokens_become_positions_in_the_text() -> None:
         "calls": 1,
         "forwards": 2,
         "streamed_by": {"server": 4, "none": 1},
+        "unverified_tokens": 0,
         "seconds": 0.1,
     }
     told = [
