@@ -4,15 +4,28 @@ two seconds."""
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from cloud_verifier.serving.auth import new_token, read_entries, token_line
 from moa.errors import UsageError
-from moa.process.files import appended, write_whole
+from moa.process.files import Changed, appended, digest_of, replace_known
 
 _SHOWN = 12
 """Hexadecimal digits of a hash that identify a token in a list."""
+_IN_ITS_PLACE = "nothing was changed: do it where the mounted folder comes from"
+_WHAT_TO_DO = {
+    errno.EROFS: _IN_ITS_PLACE,
+    errno.EBUSY: "nothing was changed: a file that is mounted by itself cannot be replaced; do it"
+    " outside of the container, and mount the file's folder",
+}
+_ASK_ANOTHER = (
+    "nothing was changed: do it as root, or as the file's owner where that one may write"
+    " into its folder"
+)
 
 
 def add(token: argparse.ArgumentParser) -> None:
@@ -46,7 +59,7 @@ def _new(arguments: argparse.Namespace) -> int:
         read_entries(arguments.append)  # a verifier takes nothing of an invalid file
     try:
         # Printed last: one that the file could not take would open nothing.
-        with appended(arguments.append, line):
+        with _refusing(arguments.append), appended(arguments.append, line):
             _print_token(token)
     except IsADirectoryError:
         raise UsageError(f"{arguments.append} is a folder, not a token file") from None
@@ -55,6 +68,21 @@ def _new(arguments: argparse.Namespace) -> int:
             f"cannot make the token file {arguments.append}: there is no such folder"
         ) from None
     return 0
+
+
+@contextlib.contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """A token file that this user may not change, or not so that its readers can read it still, is
+    one line that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, *_WHAT_TO_DO):
+            raise
+        raise UsageError(
+            f"cannot change the token file {path}: {error.strerror}",
+            hint=_WHAT_TO_DO.get(error.errno, _ASK_ANOTHER),
+        ) from None
 
 
 def _print_token(token: str) -> None:
@@ -82,24 +110,36 @@ def _revoke(arguments: argparse.Namespace) -> int:
     Verifiers that run end what was opened with it within about two seconds, and refuse it from then
     on; devices keep their text and go on alone.
     """
-    read_entries(arguments.file)  # an invalid file is not rewritten
-    kept = []
-    revoked = 0
-    for line in arguments.file.read_text(encoding="utf-8").splitlines(keepends=True):
-        words = line.split("#")[0].split()
-        if words and (words[0] == arguments.which or _begins_with(words[1], arguments.which)):
-            revoked += 1
-        else:
-            kept.append(line)
-    if revoked == 0:
-        raise UsageError(
-            f"no token of {arguments.which!r} in {arguments.file}",
-            hint="see `cloud-verifier token list`",
-        )
-    write_whole(arguments.file, "".join(kept).encode())
+    with _refusing(arguments.file):
+        while True:  # until nobody has changed the file between reading and replacing it
+            read_entries(arguments.file)  # an invalid file is not rewritten
+            content = arguments.file.read_bytes()
+            kept, revoked = _without(content.decode(), arguments.which)
+            if revoked == 0:
+                raise UsageError(
+                    f"no token of {arguments.which!r} in {arguments.file}",
+                    hint="see `cloud-verifier token list`",
+                )
+            with contextlib.suppress(Changed):
+                replace_known(arguments.file, kept.encode(), digest_of(content))
+                break
     unit = "token" if revoked == 1 else "tokens"
     print(f"{revoked} {unit} revoked", file=sys.stderr)
     return 0
+
+
+def _without(text: str, which: str) -> tuple[str, int]:
+    """The text of a token file without the tokens of a principal, or without one token; and how many
+    these are."""
+    kept = []
+    revoked = 0
+    for line in text.splitlines(keepends=True):
+        words = line.split("#")[0].split()
+        if words and (words[0] == which or _begins_with(words[1], which)):
+            revoked += 1
+        else:
+            kept.append(line)
+    return "".join(kept), revoked
 
 
 def _begins_with(entry: str, beginning: str) -> bool:

@@ -36,6 +36,7 @@ _FIELDS = (
     "round",
     "principal",
     "peer",
+    "port",
     "code",
     "limit",
     "reason",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from starlette.responses import RedirectResponse
@@ -34,7 +35,7 @@ async def endpoint(
     access = Access(
         auth.principal,
         watching=auth.watching_key,
-        refused=auth.refused,
+        refused=partial(verifier.admission.count_unauthorized, "openai"),
         host=settings.openai_address[0],
         hosts=settings.openai_hosts,
         names_flag="--openai-host",

@@ -51,6 +51,7 @@ class Admission:
         self._auth = auth
         self._wrong = wrong
         self._unready = unready
+        service.metrics.token_file_unread.set_function(lambda: bool(auth.unread))
 
     def answer(
         self, target: str, authorization: Sequence[str], peer: str, host: str = ""
@@ -71,7 +72,7 @@ class Admission:
             return text_reply(http.HTTPStatus.OK, path.removeprefix("/health/"))
         caller = self._auth.caller(authorization)
         if caller is None:
-            self._auth.refused(peer)
+            self.count_unauthorized("verifier", authorization, peer)
             return _NO_TOKEN
         if caller.principal == ANONYMOUS and not self._hosts.serve(host):
             return _OTHER_HOST
@@ -84,6 +85,11 @@ class Admission:
         if self._service.refuse_another(caller.principal, peer):
             return _TOO_MANY
         return caller
+
+    def count_unauthorized(self, port: str, authorization: Sequence[str], peer: str) -> None:
+        """Count and log a caller at this port without a valid token."""
+        kind = self._auth.refused(authorization, peer, port)
+        self._service.metrics.unauthorized.labels(port, kind).inc()
 
     def watching(self, caller: Caller, end: Callable[[], None]) -> AbstractContextManager[None]:
         """A context that calls `end` if the token of this caller is revoked while it runs."""

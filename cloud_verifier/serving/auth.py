@@ -21,6 +21,12 @@ from moa.wire.versions import TOKEN_SUBPROTOCOL
 OPERATOR = "operator"
 """The principal that may read `/metrics` where there is a token file: they say how much others
 work."""
+WRONG_TOKENS = {
+    "missing": "no token",
+    "unknown": "a token that is not in the token file",
+    "malformed": "not one header of the form Bearer TOKEN",
+}
+"""What can be wrong with a caller's token: as the metric calls it, and in words."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -88,8 +94,9 @@ class Authenticator:
     changes, without a restart. Without a file everybody is the same anonymous principal.
 
     A changed file that cannot be read or parsed is ignored, and logged as an error: half a file of a
-    full disk would lock out whoever is in the other half, and `token revoke` never leaves one. One
-    without entries refuses everybody, because all of them may have been revoked.
+    full disk would lock out whoever is in the other half, and `token revoke` never leaves one. It is
+    looked at again until it can be read, and `unread` says so meanwhile. One without entries refuses
+    everybody, because all of them may have been revoked.
     What was opened with a token that is no longer in the file is ended, by `end_revoked`.
     """
 
@@ -103,6 +110,9 @@ class Authenticator:
         """The file's stamp when `end_revoked` looked last."""
         self._all_valid = True
         """Whether every watched token is in the file, as it was read last."""
+        self.unread = ""
+        """Why the token file cannot be read or parsed as it is now, so that nothing that was revoked
+        in it is; empty if it can."""
         if path is not None and not self._entries:
             raise ConfigError(
                 f"the token file {path} has no entries",
@@ -133,9 +143,17 @@ class Authenticator:
             return None
         return Caller(matching[0], presented)
 
-    def refused(self, peer: str) -> None:
-        """Log that a caller at this address had no valid token."""
-        log.warning("unauthorized", extra={"peer": peer, "event": "unauthorized"})
+    def refused(self, authorization: Sequence[str], peer: str, port: str) -> str:
+        """Log that a caller at this address had no valid token in its Authorization headers, and at
+        which port. Returns what was wrong with it, one of `WRONG_TOKENS`."""
+        kind = "unknown"
+        if not authorization:
+            kind = "missing"
+        elif len(authorization) > 1 or not authorization[0].lower().startswith("bearer "):
+            kind = "malformed"
+        where = {"peer": peer, "port": port}
+        log.warning("unauthorized: %s", WRONG_TOKENS[kind], extra=where | {"event": "unauthorized"})
+        return kind
 
     @contextlib.contextmanager
     def watching(self, caller: Caller, end: Callable[[], None]) -> Iterator[None]:
@@ -173,6 +191,8 @@ class Authenticator:
         if self._path is None:
             return
         self._read_again_if_changed(self._path)
+        if self.unread:  # who may read it may have been changed, and nothing in it
+            self._read_again(self._path)
         is_settled = self._stamp == self._looked_at
         self._looked_at = self._stamp
         if self._all_valid or not is_settled:
@@ -188,23 +208,31 @@ class Authenticator:
         return (caller.principal, caller.token) in self._entries
 
     def _read_again_if_changed(self, path: Path) -> None:
-        """Read the token file again if it has changed since. If it cannot be read, that is logged
-        once and the tokens stay as they are."""
+        """Read the token file again if it has changed since."""
         stamp = _stamp(path)
         if stamp == self._stamp:
             return
         self._stamp = stamp
+        self.unread = ""  # what is wrong now is said, even if it is what was wrong before
+        self._read_again(path)
+
+    def _read_again(self, path: Path) -> None:
+        """Read the token file again. If it cannot be read, that is logged once and the tokens stay as
+        they are."""
         before = len(self._entries)
         try:
             self._entries = read_entries(path)
         except UsageError as error:
-            log.error(
-                "the token file has changed, but: %s (the %s of before stay valid)",
-                error,
-                _tokens(before),
-                extra={"event": "tokens"},
-            )
+            if self.unread != str(error):
+                self.unread = str(error)
+                log.error(
+                    "the token file has changed, but: %s (the %s of before stay valid)",
+                    error,
+                    _tokens(before),
+                    extra={"event": "tokens"},
+                )
             return
+        self.unread = ""
         self._all_valid = False
         _log_change(before, len(self._entries))
 

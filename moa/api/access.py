@@ -73,13 +73,14 @@ class Access:
         hosts: Sequence[str] = (),
         origins: Sequence[str] = (),
         watching: Watching = lambda authorization, end: nullcontext(),
-        refused: Callable[[str], None] = lambda peer: None,
+        refused: Callable[[Sequence[str], str], None] = lambda authorization, peer: None,
         names_flag: str = "--allowed-host",
     ) -> None:
         """`principals` tells a caller's name from its key, and `watching` whether the key is revoked
-        later: without it none is. `refused` is told the address of a caller without a valid key.
-        The endpoint is served at `host` and under the names `hosts`, which the program is given by
-        `names_flag`; `origins` are the websites whose pages may use it."""
+        later: without it none is. `refused` is told the Authorization headers and the address of a
+        caller without a valid key. The endpoint is served at `host` and under the names `hosts`,
+        which the program is given by `names_flag`; `origins` are the websites whose pages may use
+        it."""
         self._principals = principals
         self.watching = watching
         self._refused = refused
@@ -118,7 +119,7 @@ class Access:
         """The caller's name, from the Authorization headers; `peer` is its address."""
         name = self._principals(authorization)
         if name is None:
-            self._refused(peer)
+            self._refused(authorization, peer)
             raise ApiError(
                 401, "a valid api key is needed: Authorization: Bearer KEY", code="invalid_api_key"
             )

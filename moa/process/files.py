@@ -9,6 +9,7 @@ import glob
 import hashlib
 import io
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from typing import BinaryIO
 _SUFFIX = ".partial"
 _STALE_SECONDS = 60.0
 """No write takes so long: the process of an older partial file was killed."""
+_ACCESS_LIST = "system.posix_acl_access"
+"""The extended attribute in which Linux keeps who else may read a file."""
 
 
 @contextlib.contextmanager
@@ -33,38 +36,70 @@ def named(path: Path) -> Iterator[None]:
 def write_whole(
     path: Path, content: bytes, check: Callable[[Path], object] = lambda written: None
 ) -> None:
-    """Replace the file at `path` as a whole by this content, readable by its owner only: it is
-    written beside it first, then renamed. `check` may look at what was written, and raise: then
-    nothing changes."""
-    prefix = f".{path.name}."
-    _remove_stale(path.parent, prefix)
+    """Replace the file at `path` as a whole by this content: it is written beside it first, then
+    renamed. A link stays, and the file that it names is replaced. A file that is there keeps its
+    owner, group, mode and access list: a service that reads it must be able to read the new one,
+    whoever writes it; where that cannot be, it is a `PermissionError`. A new file is readable by
+    its owner only. `check` may look at what was written, and raise. Whatever is raised, nothing has
+    changed."""
+    place = Path(os.path.realpath(path))
+    prefix = f".{place.name}."
+    _remove_stale(place.parent, prefix)
     with tempfile.NamedTemporaryFile(
-        "wb", dir=path.parent, prefix=prefix, suffix=_SUFFIX, delete=False
+        "wb", dir=place.parent, prefix=prefix, suffix=_SUFFIX, delete=False
     ) as partial:
         written = Path(partial.name)
     try:
         with named(path), written.open("wb") as file:
+            _take_access(file.fileno(), place)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         check(written)
-        os.replace(written, path)
+        os.replace(written, place)
     except BaseException:
         written.unlink(missing_ok=True)
         raise
 
 
+def _take_access(file: int, model: Path) -> None:
+    """Give an open file the owner, group, mode and access list of another one, if there is that
+    one; a `PermissionError` if this process may not."""
+    if not hasattr(os, "fchown"):  # not a Unix
+        return
+    try:
+        wanted = model.stat()
+    except FileNotFoundError:
+        return
+    now = os.fstat(file)
+    access_list = _access_list(model)
+    try:
+        if (now.st_uid, now.st_gid) != (wanted.st_uid, wanted.st_gid):
+            os.fchown(file, wanted.st_uid, wanted.st_gid)
+        if access_list:
+            os.setxattr(file, _ACCESS_LIST, access_list)
+        os.fchmod(file, stat.S_IMODE(wanted.st_mode))
+    except OSError:
+        words = "its owner, group and mode cannot be kept"
+        raise PermissionError(errno.EPERM, words, str(model)) from None
+
+
+def _access_list(path: Path) -> bytes:
+    """Who else may read a file, as Linux keeps it; empty where there is no such list."""
+    try:
+        return os.getxattr(path, _ACCESS_LIST)
+    except (AttributeError, OSError):  # another system, or a file system without such lists
+        return b""
+
+
 @contextlib.contextmanager
 def appended(path: Path, line: str) -> Iterator[None]:
-    """A context before which a line is written to the end of the file at `path`, readable by its
-    owner only. If it cannot be written as a whole, or the body raises, the file is as it was
-    before, or empty where there was none."""
+    """A context before which a line is written to the end of the file at `path`; a new one is
+    readable by its owner only. If it cannot be written as a whole, or the body raises, the file is
+    as it was before, or empty where there was none."""
     with contextlib.ExitStack() as opened:
         with named(path):
-            # Without a buffer: what a full disk refuses would be written once more at the end.
-            file = opened.enter_context(path.open("a+b", buffering=0))
-            path.chmod(0o600)
-            _lock(file)
+            file = opened.enter_context(_locked_to_append(path))
             end = file.seek(0, os.SEEK_END)
         try:
             with named(path):
@@ -73,6 +108,24 @@ def appended(path: Path, line: str) -> Iterator[None]:
         except BaseException:
             file.truncate(end)
             raise
+
+
+@contextlib.contextmanager
+def _locked_to_append(path: Path) -> Iterator[io.FileIO]:
+    """The file at `path`, locked; not one that was replaced meanwhile, whose line nobody would
+    read."""
+    while True:  # until the file that was locked is the one at this path
+        # Without a buffer: what a full disk refuses would be written once more at the end.
+        with open(path, "a+b", buffering=0, opener=_for_the_owner) as file:
+            _lock(file)
+            if _still_at(path, file):
+                yield file
+                return
+
+
+def _for_the_owner(path: str, flags: int) -> int:
+    """Open a file; one that is made is readable by its owner only."""
+    return os.open(path, flags, 0o600)
 
 
 def _write_line(file: io.FileIO, line: str, end: int) -> None:

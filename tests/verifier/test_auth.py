@@ -6,10 +6,11 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cloud_verifier.serving.auth import Authenticator, new_token, token_line
+from cloud_verifier.serving.auth import WRONG_TOKENS, Authenticator, new_token, token_line
 from moa.api.access import ANONYMOUS
 from moa.errors import ConfigError, UsageError
 
@@ -110,6 +111,67 @@ def test_a_reload_says_how_many_tokens_there_were_and_are(
     level, line = said[3]
     assert level == "ERROR"
     assert line.endswith("(the 2 tokens of before stay valid)")
+
+
+def test_a_file_that_cannot_be_read_is_looked_at_until_it_can(
+    file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may read it is changed later, which changes neither its time nor its size."""
+    monkeypatch.setattr(logging.getLogger("cloud_verifier"), "propagate", True)
+    auth = Authenticator(file)
+    assert auth.unread == ""
+    forbidden = True
+    real = Path.read_text
+
+    def read_text(path: Path, *words: Any, **more: Any) -> str:
+        if forbidden:
+            raise PermissionError(13, "Permission denied")
+        return real(path, *words, **more)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    with watched(auth, ALICE) as ended:
+        file.write_text(token_line("bob", BOB) + "\n")
+        for _ in range(3):
+            look_until_settled(auth)
+        assert auth.unread.endswith("Permission denied")
+        assert [one.levelname for one in caplog.records] == ["ERROR"], "it is said once"
+        assert ended == []
+        forbidden = False
+        look_until_settled(auth)
+        assert (auth.unread, ended) == ("", [ALICE])
+    file.write_text("a mistake\n")
+    look_until_settled(auth)
+    assert "line 1" in auth.unread
+    assert [one.levelname for one in caplog.records][-1] == "ERROR"
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ([], "missing"),
+        (["Bearer wrong"], "unknown"),
+        ([f"Bearer {ALICE}"] * 2, "malformed"),
+        (["Basic eA=="], "malformed"),
+    ],
+)
+def test_who_is_refused_is_logged_with_what_was_wrong_and_where(
+    given: list[str],
+    kind: str,
+    file: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("cloud_verifier"), "propagate", True)
+    assert Authenticator(file).refused(given, "10.0.0.1:99", "openai") == kind
+    (record,) = caplog.records
+    assert record.getMessage() == f"unauthorized: {WRONG_TOKENS[kind]}"
+    fields = vars(record)
+    assert (fields["event"], fields["peer"], fields["port"]) == (
+        "unauthorized",
+        "10.0.0.1:99",
+        "openai",
+    )
+    assert ALICE not in record.getMessage()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from torch import Tensor, zeros
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from cloud_verifier import check
+from cloud_verifier import bearer_tokens, check
 from cloud_verifier.cli import main, parser, settings_from
 from cloud_verifier.model import load
 from cloud_verifier.serving.auth import Authenticator, token_line
@@ -370,6 +371,88 @@ def test_token_new_list_and_revoke(tmp_path: Path, capsys: pytest.CaptureFixture
     code, _, errors = token("revoke", str(file), "nobody")
     assert code == 2
     assert "no token of 'nobody'" in errors
+
+
+def _tokens(*words: str) -> int:
+    """Run `cloud-verifier token`; its exit code."""
+    with pytest.raises(SystemExit) as caught:
+        main(["token", *words])
+    return int(caught.value.code or 0)
+
+
+def test_a_revoked_token_is_revoked_in_the_file_that_a_link_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    link = tmp_path / "tokens"
+    link.symlink_to(secret / "real")
+    for name in ("phone", "tablet"):
+        assert _tokens("new", "--name", name, "--append", str(link)) == 0
+    phone, tablet = capsys.readouterr().out.split()
+    (secret / "real").chmod(0o640)
+    assert _tokens("revoke", str(link), "phone") == 0
+    auth = Authenticator(secret / "real")
+    assert auth.principal([f"Bearer {phone}"]) is None
+    assert auth.principal([f"Bearer {tablet}"]) == "tablet"
+    assert link.is_symlink()
+    assert (secret / "real").stat().st_mode & 0o777 == 0o640, "a group that could read it still can"
+
+
+_WHY_NOT = [
+    (errno.EROFS, "do it where the mounted folder comes from"),
+    (errno.EBUSY, "mount the file's folder"),
+    (errno.EACCES, "do it as root, or as the file's owner"),
+    (errno.EPERM, "do it as root, or as the file's owner"),
+]
+
+
+@pytest.mark.parametrize(("code", "hint"), _WHY_NOT)
+def test_a_token_file_that_cannot_be_changed_is_said_with_what_to_do(
+    code: int,
+    hint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "tokens"
+    assert _tokens("new", "--append", str(file)) == 0
+    before = file.read_text()
+
+    def refuse(*where: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    monkeypatch.setattr(os, "open", refuse)
+    for words in (["revoke", str(file), "edge"], ["new", "--append", str(file)]):
+        capsys.readouterr()
+        assert _tokens(*words) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert f"cannot change the token file {file}: {os.strerror(code)} (nothing was" in said.err
+        assert hint in said.err
+        assert len(said.err.splitlines()) == 1
+    assert file.read_text() == before
+
+
+def test_a_token_that_is_added_while_another_is_revoked_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tokens"
+    assert _tokens("new", "--name", "phone", "--append", str(file)) == 0
+    added = [token_line("late", "secret") + "\n"]
+    real = bearer_tokens._without
+
+    def without(text: str, which: str) -> tuple[str, int]:
+        found = real(text, which)
+        if added:
+            with file.open("a") as tokens:
+                tokens.write(added.pop())
+        return found
+
+    monkeypatch.setattr(bearer_tokens, "_without", without)
+    assert _tokens("revoke", str(file), "phone") == 0
+    assert file.read_text() == token_line("late", "secret") + "\n"
 
 
 _FROZEN = """

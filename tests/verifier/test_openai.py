@@ -409,19 +409,22 @@ async def test_a_wrong_or_revoked_key_is_logged_with_its_address(
 ) -> None:
     monkeypatch.setattr(log, "propagate", True)
     auth, alice, _ = principals(tmp_path, "alice", "bob")
-    async with running(auth=auth) as (_, client):
+    async with running(auth=auth) as (verifier, client):
         with pytest.raises(SystemExit):
             main(["token", "revoke", str(tmp_path / "tokens"), "alice"])
         for key in ("wrong", alice):
             with pytest.raises(openai.AuthenticationError):
                 await said(client.with_options(api_key=key), max_tokens=4)
-    logged = [one for one in caplog.records if one.getMessage() == "unauthorized"]
+        page = verifier.metrics.page().decode()
+    assert 'moa_unauthorized_total{kind="unknown",port="openai"} 2.0' in page
+    assert 'moa_unauthorized_total{kind="unknown",port="verifier"} 0.0' in page
+    logged = [one for one in caplog.records if one.getMessage().startswith("unauthorized")]
     assert len(logged) == 2
     for one in logged:
         # The name of the logger has its lines bounded by address.
         fields = vars(one)
         assert (one.name, one.levelname) == ("cloud_verifier", "WARNING")
-        assert fields["event"] == "unauthorized"
+        assert (fields["event"], fields["port"]) == ("unauthorized", "openai")
         assert re.fullmatch(r"127\.0\.0\.1:\d+", fields["peer"])
 
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,7 +116,9 @@ async def test_whoever_posts_is_told_what_this_port_is_for() -> None:
     assert answer.endswith(b"websocket: point edge-client at it\n")
 
 
-async def test_handshakes_that_are_turned_away(tokens: tuple[Authenticator, str, str]) -> None:
+async def test_handshakes_that_are_turned_away(
+    tokens: tuple[Authenticator, str, str], tmp_path: Path
+) -> None:
     auth, alice, bob = tokens
     ours = {"origin": "https://ours.example"}
     known = [("Authorization", f"Bearer {alice}")]
@@ -156,6 +159,14 @@ async def test_handshakes_that_are_turned_away(tokens: tuple[Authenticator, str,
             assert (await kit.get(running.transport.url, path, token))[0] == status
         async with opened(additional_headers=known, **ours), opened(**offering(alice)) as raw:
             assert raw.subprotocol == SUBPROTOCOL, "the token is not sent back"
+        page = running.metrics.page().decode()
+        for kind, count in (("missing", 1), ("unknown", 3), ("malformed", 3)):
+            assert f'moa_unauthorized_total{{kind="{kind}",port="verifier"}} {count}.0' in page
+        assert "moa_token_file_unread 0.0" in page
+        # Their file cannot be taken any more: whoever watches the metrics sees it.
+        (tmp_path / "tokens").write_text("a mistake\n")
+        auth.end_revoked()
+        assert "moa_token_file_unread 1.0" in running.metrics.page().decode()
 
 
 async def test_one_principal_cannot_touch_a_session_of_another(
