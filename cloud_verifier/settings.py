@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from cloud_verifier.forward_time import ForwardTime
-from moa.api.access import is_loopback
+from moa.api.access import check_names, check_origins, is_loopback
 from moa.demo import paths
 from moa.errors import ConfigError, UsageError
 from moa.prices import check_prices
@@ -192,7 +192,10 @@ class Settings:
             raise ConfigError(f"batch_wait_ms must be 0..1000, not {self.batch_wait_ms}")
 
     def _check_access(self) -> None:
-        """Refuse to serve strangers without authentication, and TLS without one of its files."""
+        """Refuse to serve strangers without authentication, TLS without one of its files, and names
+        and websites that no request can have."""
+        check_names("--openai-host", self.openai_hosts)
+        check_origins(self.origins)
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("TLS needs both --tls-cert and --tls-key")
         if not self.auth_tokens and not is_loopback(self.host):

@@ -29,6 +29,7 @@ async def endpoint(
     """Serve OpenAI's API and the operator's page on `port` while the body runs; yields the
     address."""
     service = verifier.service
+    limits = settings.limits
     answerer = VerifierAnswerer(
         service, Tokenizer(tokenizer), settings.served_name, verifier.engine.wrong
     )
@@ -44,7 +45,10 @@ async def endpoint(
     api = Api(
         answerer,
         access,
-        ApiLimits(max_running=settings.limits.max_connections_per_principal),
+        ApiLimits(
+            max_running=limits.max_connections,
+            max_running_of_one=limits.max_connections_per_principal,
+        ),
         metrics=ApiMetrics(verifier.metrics.registry),
         observe=service.observe,
         others=service.others,

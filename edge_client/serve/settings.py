@@ -6,7 +6,7 @@ import typing
 from dataclasses import dataclass
 from pathlib import Path
 
-from moa.api.access import is_loopback
+from moa.api.access import check_names, check_origins, is_loopback
 from moa.api.answer import Mode
 from moa.errors import ConfigError
 
@@ -48,6 +48,8 @@ class ServeSettings:
             raise ConfigError(f"port must be 0..65535, not {self.port}")
         if self.mode not in (modes := typing.get_args(Mode)):
             raise ConfigError(f"mode must be one of {', '.join(modes)}, not {self.mode!r}")
+        check_names("--allowed-host", self.allowed_hosts)
+        check_origins(self.origins)
         if not self.api_keys and not is_loopback(self.host):
             raise ConfigError(
                 f"refusing to listen on {self.host} without an api key",

@@ -11,11 +11,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from urllib.parse import SplitResult, urlsplit
 
 from moa.api.errors import ApiError
+from moa.errors import ConfigError
 
 Principals = Callable[[Sequence[str]], str | None]
 """From the Authorization headers to the caller's name; None refuses the request."""
@@ -23,6 +25,8 @@ Watching = Callable[[Sequence[str], Callable[[], None]], AbstractContextManager[
 """From the Authorization headers to a context that calls a function if their key is revoked while
 it runs."""
 ANONYMOUS = "anonymous"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+"""A name of DNS, as a browser sends it: one in other letters in its form of ASCII, `xn--`."""
 
 
 class ApiKeys:
@@ -124,6 +128,30 @@ class Access:
                 401, "a valid api key is needed: Authorization: Bearer KEY", code="invalid_api_key"
             )
         return name
+
+
+def check_names(flag: str, names: Sequence[str]) -> None:
+    """Refuse what can be no name in a request's `Host`, such as a URL; `flag` gave these names."""
+    for name in names:
+        if not _NAME.fullmatch(name) and not is_address(name):
+            raise ConfigError(
+                f"{flag} takes a name such as verifier.lan, not {name[:100]!r}",
+                hint="without scheme, port and path",
+            )
+
+
+def check_origins(origins: Sequence[str]) -> None:
+    """Refuse what no browser calls a website, such as a name alone. A page from a file is `null`."""
+    for origin in origins:
+        if origin == "null":
+            continue
+        parts = _split(origin)
+        has_more = parts.path.strip("/") or parts.query or parts.fragment
+        if not (parts.scheme and parts.netloc) or has_more:
+            raise ConfigError(
+                f"--origin takes a website such as https://chat.example, not {origin[:100]!r}",
+                hint="with its scheme, without a path",
+            )
 
 
 def is_address(name: str) -> bool:

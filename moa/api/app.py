@@ -51,6 +51,8 @@ class ApiLimits:
     """Bodies of one principal that are being received at once."""
     max_running: int = 64
     """Answers at once; a request with `n` has `n` of them."""
+    max_running_of_one: int | None = None
+    """Those of one principal, the owner of a key; None: as many as there may be of all."""
     keep_seconds: float = 900.0
     """How long a complete resumable stream is kept."""
     alone_seconds: float = 60.0
@@ -85,7 +87,9 @@ class Api:
     def __post_init__(self) -> None:
         """Make what the endpoint keeps from one request to the next: counts, recorded streams, who
         may use how much of the event loop, and answers that are to be checked later."""
-        self._counted = Counted(self.answerer, self.metrics, self.limits.max_running)
+        self._counted = Counted(
+            self.answerer, self.metrics, self.limits.max_running, self.limits.max_running_of_one
+        )
         self._kept = Recordings(
             time.monotonic,
             self.limits.keep_seconds,
@@ -213,11 +217,8 @@ class Api:
 
     async def _props(self, request: Request, principal: str) -> Response:
         answerer = self.answerer
-        return Json(
-            properties(
-                answerer.model, answerer.tokenizer, answerer.context, self.limits.max_running
-            )
-        )
+        most = self._counted.most_of_one
+        return Json(properties(answerer.model, answerer.tokenizer, answerer.context, most))
 
     # ---- answers
 

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
+from moa.api.access import ANONYMOUS
 from moa.api.answer import (
     Answerer,
     AnswerEvent,
@@ -84,14 +85,19 @@ class RunningAnswer:
 
 
 class Counted:
-    """Wraps an answerer; at most `most` answers at once, and a fair share of them for each
-    principal."""
+    """Wraps an answerer; at most so many answers at once, of all and of one principal, and a fair
+    share of them for each principal."""
 
-    def __init__(self, inner: Answerer, metrics: ApiMetrics, most: int) -> None:
-        """Let at most `most` answers of the `inner` answerer run at once."""
+    def __init__(
+        self, inner: Answerer, metrics: ApiMetrics, most: int, most_of_one: int | None = None
+    ) -> None:
+        """Let at most `most` answers of the `inner` answerer run at once, and of one principal at
+        most `most_of_one`; None: as many as of all."""
         self._inner = inner
         self._metrics = metrics
         self._most = most
+        self.most_of_one = min(most, most_of_one or most)
+        """Answers of one principal at once."""
         # All of these are by principal.
         self._running: Counter[str] = Counter()
         """Answers that are being written."""
@@ -113,15 +119,15 @@ class Counted:
         those of one principal, the owner of a key. Tokens count as they come, the rest when an
         answer ends."""
         if principal is None:
-            running = self.running
+            running, most = self.running, self._most
             totals = sum(self._totals.values(), Counter[str]())
         else:
-            running = self._running[principal]
+            running, most = self._running[principal], self.most_of_one
             totals = self._totals.get(principal, Counter[str]())
         return {
             **self._inner.status(),
             "running": running,
-            "most_running": self._most,
+            "most_running": most,
             "tokens": totals["tokens"],
             "drafted": totals["drafted"],
             "accepted": totals["accepted"],
@@ -163,20 +169,28 @@ class Counted:
 
     def _check_encoding(self, principal: str) -> None:
         """Refuse a question if too many of its principal's wait."""
-        if self._encoding[principal] >= self._most:
-            raise self._busy()
+        waiting = self._encoding[principal]
+        if waiting >= self.most_of_one:
+            raise _busy(waiting, "question", "is being read", "are being read", principal)
 
     def _check_running(self, principal: str) -> None:
-        """Raise an `ApiError` if too many answers run, or if this principal has its share of them
-        already: as many as all that have answers running would have, if they had equally many."""
-        if self.running >= self._most:
-            raise self._busy()
+        """Raise an `ApiError` if this principal has as many answers as it may have, or its share of
+        them already: as many as all that have answers running would have, if they had equally many.
+        If there are too many of all, one that has none gets one all the same: it must not wait for
+        others, who may never end."""
+        own = self._running[principal]
         others = len(self._running.keys() - {principal})
         share = max(1, self._most // (others + 1))
-        if others and self._running[principal] >= share:
-            raise self._busy()
+        has_its_part = own >= self.most_of_one or (others > 0 and own >= share)
+        if has_its_part:
+            raise _busy(own, "answer", "is running", "are running", principal)
+        if own and self.running >= self._most:
+            raise _busy(self.running, "answer", "is running", "are running")
 
-    def _busy(self) -> ApiError:
-        return ApiError(
-            429, f"{self.running} answers are running: try again soon", code="busy", retry_after=1.0
-        )
+
+def _busy(count: int, what: str, does: str, do: str, principal: str = ANONYMOUS) -> ApiError:
+    """The refusal because there are so many of something, or so many of one principal; without keys
+    nobody is told of one."""
+    whose = "" if principal == ANONYMOUS else " of this key"
+    counted = f"1 {what}{whose} {does}" if count == 1 else f"{count} {what}s{whose} {do}"
+    return ApiError(429, f"{counted}: try again soon", code="busy", retry_after=1.0)

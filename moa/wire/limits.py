@@ -85,7 +85,7 @@ class Limits:
     max_sessions_per_principal: int = 256
     """Sessions of one principal, those without a connection included."""
     max_connections_per_principal: int = 256
-    """Connections of one principal."""
+    """Connections of one principal; answers of one key at once on the port of --openai."""
     max_queue_per_principal: int = 64
     """Queued rounds of one principal."""
     max_tokens_per_second: float = 0.0

@@ -418,6 +418,62 @@ async def test_too_many_answers_are_refused_and_places_come_back() -> None:
         assert (await client.post(CHAT, json=chat())).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ApiLimits(max_running=5, max_running_of_one=2),
+        ApiLimits(max_running=2),  # all places are hers
+    ],
+)
+async def test_a_key_with_many_answers_keeps_no_other_out(limits: ApiLimits) -> None:
+    go = asyncio.Event()
+    script = [Began(), go, *says("x")[1:]]
+    async with (
+        served(lambda ask: script, keys=["hers", "his"], limits=limits) as (_, address),
+        browser(address, Authorization="Bearer hers") as she,
+        browser(address, Authorization="Bearer his") as he,
+        asyncio.timeout(PATIENCE),
+    ):
+
+        async def running() -> int:
+            return int((await she.get("/moa/status")).json()["running"])
+
+        held = [asyncio.create_task(she.post(CHAT, json=chat())) for _ in range(2)]
+        while await running() < 2:
+            await asyncio.sleep(0)
+        refused = await she.post(CHAT, json=chat())
+        assert refused.status_code == 429
+        said = refused.json()["error"]["message"]
+        assert said == "2 answers of this key are running: try again soon"
+        assert (await she.get("/props")).json()["total_slots"] == 2
+        his = asyncio.create_task(he.post(CHAT, json=chat()))
+        while await running() < 3:
+            await asyncio.sleep(0)
+        go.set()
+        assert [reply.status_code for reply in await asyncio.gather(his, *held)] == [200] * 3
+
+
+async def test_questions_that_are_refused_while_others_are_read_are_told_of_those() -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+    limits = ApiLimits(max_running=1)
+    async with talk(says("x"), limits=limits) as (answerer, client), asyncio.timeout(PATIENCE):
+        real = answerer.encode
+
+        async def encode(ask: Any) -> Any:
+            begun.set()
+            await go.wait()
+            return await real(ask)
+
+        answerer.encode = encode
+        asked = asyncio.create_task(client.post(CHAT, json=chat()))
+        await begun.wait()
+        refused = await client.post(CHAT, json=chat())
+        assert refused.status_code == 429
+        assert refused.json()["error"]["message"].startswith("1 question is being read: try")
+        go.set()
+        assert (await asked).status_code == 200
+
+
 # ---- resumable streams
 
 

@@ -428,6 +428,26 @@ async def test_a_wrong_or_revoked_key_is_logged_with_its_address(
         assert re.fullmatch(r"127\.0\.0\.1:\d+", fields["peer"])
 
 
+async def test_a_key_at_its_limit_of_connections_keeps_no_other_out(tmp_path: Path) -> None:
+    auth, alice, bob = principals(tmp_path, "alice", "bob")
+    settings = replace(SETTINGS, limits=replace(SETTINGS.limits, max_connections_per_principal=1))
+    prompt = embedded().target.tokenizer.apply_chat_template(
+        QUESTION, add_generation_prompt=True, return_dict=False
+    )
+    async with running(settings, auth) as (verifier, client), asyncio.timeout(PATIENCE):
+        hers = client.with_options(api_key=alice)
+        with held_forward(verifier, behind=len(prompt)) as (entered, release):
+            stream = await said(hers, max_tokens=24, stream=True)
+            assert await asyncio.to_thread(entered.wait, PATIENCE)
+            with pytest.raises(openai.RateLimitError, match="1 answer of this key is running"):
+                await said(hers, max_tokens=4)
+            his = asyncio.create_task(said(client.with_options(api_key=bob), max_tokens=4))
+            await until(lambda: len(verifier.service.connections) == 2)
+            release.set()
+            assert (await his).choices[0].message.content == truth(4)
+            assert await text_of(stream) == truth(24)
+
+
 @pytest.mark.parametrize("failures", [1, 1000])
 async def test_an_answer_ends_when_its_session_does(
     both: Both, failures: int, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cloud_verifier.settings import Settings
+from edge_client.serve.settings import ServeSettings
 from moa.errors import ConfigError, UsageError
 from moa.wire import Limits
 
@@ -34,6 +35,25 @@ def test_only_loopback_may_be_served_without_authentication(host: str) -> None:
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         _ = Settings(**wrong).openai_address
+
+
+@pytest.mark.parametrize("name", ["http://x", "x:8080", "x/y", "", "a b", "*", "x,y"])
+def test_a_name_that_no_request_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="--openai-host takes a name such as"):
+        Settings(openai_hosts=("verifier.lan", name))
+    with pytest.raises(ConfigError, match="--allowed-host takes a name such as"):
+        ServeSettings(allowed_hosts=(name,))
+    names = ("verifier.lan", "my_box", "xn--bcher-kva.example", "192.168.1.2", "::1")
+    assert Settings(openai_hosts=names).openai_hosts == names
+
+
+@pytest.mark.parametrize("origin", ["chat.example", "https://", "https://a/b", "https://a?b", "*"])
+def test_what_is_no_website_is_refused(origin: str) -> None:
+    for kind in (Settings, ServeSettings):
+        with pytest.raises(ConfigError, match="--origin takes a website such as"):
+            kind(origins=("https://chat.example", origin))
+    origins = ("https://chat.example", "http://127.0.0.1:3000", "null", "tauri://localhost")
+    assert Settings(origins=origins).origins == origins
 
 
 @pytest.mark.parametrize(
