@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 from typing import Any
 
@@ -15,8 +14,6 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-
-from cloud_verifier.serving.auth import WRONG_TOKENS
 
 disable_created_metrics()  # else there is a gauge beside every counter, which nobody reads
 _MS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -98,8 +95,6 @@ class Metrics:
             "Requests without a valid token, by port and what was wrong",
             ("port", "kind"),
         )
-        for port, kind in itertools.product(("verifier", "openai"), WRONG_TOKENS):
-            self.unauthorized.labels(port, kind)  # from 0 on: else nobody sees the first one
         self.token_file_unread = gauge(
             "token_file_unread",
             "Whether the token file cannot be read as it is now: nothing that was revoked in it is",

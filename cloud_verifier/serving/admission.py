@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import http
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from cloud_verifier.serving.auth import OPERATOR, Authenticator, Caller, may_measure
+from cloud_verifier.serving.auth import (
+    OPERATOR,
+    WRONG_TOKENS,
+    Authenticator,
+    Caller,
+    may_measure,
+)
 from cloud_verifier.sessions.service import Service
 from moa.api.access import ANONYMOUS, Hosts
 from moa.api.metrics import CONTENT_TYPE
@@ -51,6 +58,10 @@ class Admission:
         self._auth = auth
         self._wrong = wrong
         self._unready = unready
+        for port, kind in itertools.product(("verifier", "openai"), WRONG_TOKENS):
+            service.metrics.unauthorized.labels(
+                port, kind
+            )  # from 0 on: or the first one is not seen
         service.metrics.token_file_unread.set_function(lambda: bool(auth.unread))
 
     def answer(
