@@ -20,6 +20,7 @@ from cloud_verifier.upstream.contract import (
     Candidates,
     Continuation,
     Dialect,
+    NoRouteError,
     NotScoredError,
     Piece,
     RefusedError,
@@ -48,6 +49,10 @@ _READING_SECONDS = 600.0
 """Without a byte before the answer, at most: a slow engine reads a long prompt without one. To ask
 again would have it read anew."""
 _PROBE = httpx.Timeout(10.0, connect=_CONNECT_SECONDS)
+_ROUTE_SECONDS = 2.0
+"""Whether it has a route is not waited for longer: its first answer says so, too."""
+_ROUTES = ("completions", "chat/completions")
+"""OpenAI's, of which many services have one."""
 _LOOK_SECONDS = 5.0
 """An upstream that does not tell its models within so long counts as away, until it answers."""
 _MOST_BODY = 2**20
@@ -95,6 +100,10 @@ class Upstream:
     """Seconds of the latest pause after a failure; the next one is twice as long."""
     not_before: float = 0.0
     """When it may be asked again."""
+    lacks_completions: bool = False
+    """Whether it has chats alone, as far as was seen."""
+    refuses_all: bool = False
+    """Whether its latest answer to a request was a refusal that any other would get, too."""
     away: str = "it was not asked yet"
     """Why it does not answer, as far as is known; empty if it does."""
     heard_at: float = float("-inf")
@@ -119,6 +128,7 @@ class Upstream:
         self.not_before = 0.0
         self.heard_at = now
         self.away = ""
+        self.refuses_all = False
 
 
 def address_of(url: str) -> str:
@@ -279,7 +289,7 @@ class Upstreams:
             self._note(upstream)
             return False
         upstream.look_seconds = self._clock() - began
-        if self._clock() >= upstream.doubted_until:
+        if self._clock() >= upstream.doubted_until and not upstream.refuses_all:
             upstream.worked(self._clock())
             self._note(upstream)
         return True
@@ -322,6 +332,8 @@ class Upstreams:
                 last_error = error
                 if error.later:
                     self._note_failure(upstream, error)
+                elif error.always:
+                    self._note_useless(upstream, error)
                 if has_begun or not error.later:
                     raise
                 passed_over.append(upstream)
@@ -352,6 +364,13 @@ class Upstreams:
             safe_line(error.line()),
             extra={"event": "upstream", "url": upstream.url},
         )
+
+    def _note_useless(self, upstream: Upstream, error: UpstreamError) -> None:
+        """Note that an upstream refuses whatever it is asked: that it tells its models proves
+        nothing, until a request is answered."""
+        upstream.refuses_all = True
+        upstream.away = error.line()
+        self._note(upstream)
 
     async def _heard(self, upstream: Upstream, asked: Continuation) -> AsyncGenerator[Piece, None]:
         """Yield the pieces of an upstream's answer; an error if it is silent. One that has not begun
@@ -400,18 +419,81 @@ class Upstreams:
             listed = await self._models(upstream)
             facts = _chosen(listed, self._model)
             upstream.same_tokens = await self._has_same_tokens(upstream, facts)
+            await self._find_route(upstream, facts)
             upstream.facts = facts
             self.learned()
         return upstream.facts
+
+    async def _find_route(self, upstream: Upstream, facts: UpstreamFacts) -> None:
+        """Learn whether an upstream has the route that it would be asked at; an error if it has
+        not. With `auto` one that has no completions, as gateways and small servers, is asked by
+        chats."""
+        how = self._how(upstream, facts)
+        if not await self._lacks_route(upstream, how, facts.model):
+            return
+        if not self._is_guessed(how):
+            raise _no_route(upstream, how)
+        chats = dialect("chat")
+        if await self._lacks_route(upstream, chats, facts.model):
+            raise NoRouteError(
+                "the upstream has neither /completions nor /chat/completions",
+                hint=f"is {upstream.url} its address?",
+            )
+        self._note_no_completions(upstream)
+
+    def _is_guessed(self, how: Dialect) -> bool:
+        """Whether nothing has said that an upstream is to be asked so."""
+        return self._interface == "auto" and how.name == "completions"
+
+    def _note_no_completions(self, upstream: Upstream) -> None:
+        """Ask an upstream by chats from now on."""
+        upstream.lacks_completions = True
+        log.info(
+            "the upstream has no completions: it is asked by chats",
+            extra={"event": "upstream", "url": upstream.url},
+        )
+
+    async def _lacks_route(self, upstream: Upstream, how: Dialect, model: str) -> bool:
+        """Whether an upstream says that it has no such route of OpenAI's. It is asked with a request
+        without a prompt, for which nothing is written. One that says nothing clear may have it. An
+        error where the key is refused: some tell their models without one."""
+        if how.path() not in _ROUTES or how.takes == "tokens":
+            return False
+        try:
+            async with self._http.stream(
+                "POST",
+                f"{upstream.url}/{how.path()}",
+                headers=how.headers(upstream.key),
+                json={"model": model},
+                timeout=_ROUTE_SECONDS,
+            ) as response:
+                if response.status_code == httpx.codes.OK:
+                    return False
+                _check(response, await _whole(response), upstream, how)
+        except NoRouteError:
+            return True
+        except UpstreamError as error:
+            if error.always:
+                raise
+        except httpx.HTTPError:
+            pass
+        return False
 
     def _dialect(self, upstream: Upstream) -> Dialect:
         """Returns how an upstream is asked: as the settings say, or by what its list of models
         says, once that was read. An engine that takes token ids is asked by chats unless its tokens
         are known to be the device's: with others it would write nonsense."""
-        owner = upstream.facts.owner if upstream.facts is not None else ""
+        return self._how(upstream, upstream.facts)
+
+    def _how(self, upstream: Upstream, facts: UpstreamFacts | None) -> Dialect:
+        """Returns how an upstream is asked that says this of itself."""
+        owner = facts.owner if facts is not None else ""
         host = urlsplit(upstream.url).hostname or ""
         same_tokens = self.encode is None or upstream.same_tokens is True
-        return dialect(self._interface, owner, host, same_tokens=same_tokens)
+        how = dialect(self._interface, owner, host, same_tokens=same_tokens)
+        if upstream.lacks_completions and self._is_guessed(how):
+            return dialect("chat")
+        return how
 
     async def _has_same_tokens(self, upstream: Upstream, facts: UpstreamFacts) -> bool | None:
         """Whether the upstream's tokenizer is the device's: it is asked for the tokens of one
@@ -457,7 +539,7 @@ class Upstreams:
                 body = await _whole(response)
                 if response.status_code in (404, 405) and self._model:
                     return [{"id": self._model}]
-                _check(response, body, upstream.url)
+                _check(response, body, upstream)
         except httpx.HTTPError as error:
             raise _unreachable(error, upstream) from None
         found = _decoded(body)
@@ -493,6 +575,14 @@ class Upstreams:
                     raise
                 self.figures.retries.labels(upstream.url).inc()
                 _note_refused_way(upstream, way, error)
+            except NoRouteError:
+                if not self._is_guessed(how):
+                    raise
+                self.figures.retries.labels(upstream.url).inc()
+                self._note_no_completions(upstream)
+                async for piece in self._ask(upstream, asked):
+                    yield piece
+                return
         raise UpstreamError("the upstream does not go on with its own answer", later=False)
 
     async def _score(
@@ -511,7 +601,7 @@ class Upstreams:
                 "POST", url, headers=how.headers(upstream.key), json=body
             ) as response:
                 answer = await _whole(response, most)
-                _check(response, answer, upstream.url)
+                _check(response, answer, upstream, how)
             decoded, candidates = _scores(upstream, how, asked, answer)
             return Piece(
                 candidates=candidates,
@@ -547,7 +637,7 @@ class Upstreams:
                     "POST", url, headers=how.headers(upstream.key), json=body
                 ) as response:
                     if response.status_code != httpx.codes.OK:
-                        _check(response, await _whole(response), upstream.url)
+                        _check(response, await _whole(response), upstream, how)
                     async for piece in _pieces(response, how, asked):
                         yield piece
                     return
@@ -719,10 +809,12 @@ def _decoded(body: bytes) -> Any:
         ) from None
 
 
-def _check(response: httpx.Response, body: bytes, address: str) -> None:
+def _check(
+    response: httpx.Response, body: bytes, upstream: Upstream, how: Dialect | None = None
+) -> None:
     """Raise the error that a status other than 200 means: a wrong key, a prompt that is too long, a
-    request that is refused, a path below the upstream's `address` that it does not have, or an
-    upstream that cannot answer now."""
+    request that is refused, a path below the upstream's address that it does not have, or an
+    upstream that cannot answer now. `how` it was asked; None: for its models."""
     status = response.status_code
     if status == httpx.codes.OK:
         return
@@ -734,6 +826,7 @@ def _check(response: httpx.Response, body: bytes, address: str) -> None:
         raise UpstreamError(
             f"the upstream refuses the key: {said}",
             later=False,
+            always=status == httpx.codes.UNAUTHORIZED,  # 403 may be about what was asked
             hint="set MOA_UPSTREAM_KEY, or --upstream-key-file",
         )
     if status in (408, 425, 429) or status >= 500 or status < 400:
@@ -744,10 +837,22 @@ def _check(response: httpx.Response, body: bytes, address: str) -> None:
         raise RefusedError(f"the upstream refuses the request: {said}")
     # A service also says so of a model.
     is_about_path = status in (404, 405) and "model" not in said.lower()
+    if is_about_path and how is not None:
+        raise _no_route(upstream, how)
     raise UpstreamError(
         f"the upstream refuses the request: {said}",
         later=False,
-        hint=f"is {address} its address?" if is_about_path else "",
+        hint=f"is {upstream.url} its address?" if is_about_path else "",
+    )
+
+
+def _no_route(upstream: Upstream, how: Dialect) -> NoRouteError:
+    """The error for an upstream that is not to be asked so, or not at this address."""
+    other = "completions" if how.takes == "chat" else "chat"
+    path = httpx.URL(f"{upstream.url}/").join(how.path()).path
+    return NoRouteError(
+        f"the upstream has no route {safe_line(path)}",
+        hint=f"pass --upstream-api {other}, or is {upstream.url} not its address?",
     )
 
 

@@ -106,7 +106,7 @@ class UpstreamError(MoaError):
 
     `later`: it may after `retry_after` seconds, or another upstream may now. Else nothing but a
     person can mend it: a wrong key, an unknown model. `reached`: something answered there, though
-    not as it should.
+    not as it should. `always`: it is so for every request, whatever is asked.
     """
 
     def __init__(
@@ -115,12 +115,14 @@ class UpstreamError(MoaError):
         *,
         later: bool = True,
         reached: bool = True,
+        always: bool = False,
         retry_after: float = 0.0,
         hint: str = "",
     ) -> None:
         super().__init__(message, hint=hint)
         self.later = later
         self.reached = reached
+        self.always = always
         self.retry_after = retry_after
 
 
@@ -129,6 +131,13 @@ class RefusedError(UpstreamError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, later=False)
+
+
+class NoRouteError(UpstreamError):
+    """The upstream has no such route: another kind of request may be answered."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, later=False, always=True, hint=hint)
 
 
 class NotScoredError(UpstreamError):

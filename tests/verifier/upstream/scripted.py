@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -31,11 +31,18 @@ Answer = Callable[[Request, asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class Upstream:
-    """A server that answers `GET /v1/models` with `models` and everything else with `answer`."""
+    """A server that answers `GET /v1/models` with `models` and everything else with `answer`. A
+    request of OpenAI's without a prompt is refused, and is not among those that were `asked`."""
 
     answer: Answer
     models: Answer | None = None
+    routes: Collection[str] | None = None
+    """Those that there are, below /v1; None: all."""
+    unlocked: bool = True
+    """Whether it answers without a key more than its models."""
     asked: list[Request] = field(default_factory=list)
+    missed: list[Request] = field(default_factory=list)
+    """Requests at routes that there are not."""
     url: str = ""
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -47,6 +54,15 @@ class Upstream:
             elif request.path.endswith("/models"):
                 assert self.models is not None
                 await self.models(request, writer)
+            elif not self.unlocked:
+                await whole({"error": {"message": "no key"}}, "401 Unauthorized")(request, writer)
+            elif self.routes is not None and request.path.removeprefix("/v1/") not in self.routes:
+                self.missed.append(request)
+                await whole("no such page", "404 Not Found", "text/html")(request, writer)
+            elif request.path.endswith("completions") and not {"prompt", "messages"} & set(
+                request.body
+            ):
+                await whole({"error": {"message": "no prompt"}}, "400 Bad Request")(request, writer)
             else:
                 self.asked.append(request)
                 await self.answer(request, writer)

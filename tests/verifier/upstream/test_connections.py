@@ -29,7 +29,12 @@ class Kept:
                     writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
                     writer.write(f"content-length: {len(MODELS)}\r\n\r\n".encode() + MODELS)
                     continue
-                await reader.readexactly(int(head.partition("content-length:")[2].split()[0]))
+                body = await reader.readexactly(
+                    int(head.partition("content-length:")[2].split()[0])
+                )
+                if b"prompt" not in body:  # so it is asked whether there is such a route
+                    writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+                    continue
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
                 writer.write(b"transfer-encoding: chunked\r\n\r\n")
                 last = json.dumps({"choices": [{"text": "b", "finish_reason": "stop"}]})
