@@ -56,10 +56,13 @@ class DeviceTokens:
         self._with_special = read_tokenizer(bundle.path(files.file))
         self._plain = read_tokenizer(bundle.path(files.file))
         self._plain.encode_special_tokens = True  # an upstream's text that looks like one is text
-        self._bos = ""
-        """The text of the start token; empty without one."""
-        if files.bos_id is not None:
-            self._bos = self._with_special.id_to_token(files.bos_id) or ""
+        self._added = ""
+        """The text of the start token that engines put before a text themselves; empty where they
+        add none. This tokenizer says whether they do: a model's own is the same, and a chat template
+        writes a start token whether or not the tokenizer adds one."""
+        added = self._with_special.encode("", add_special_tokens=True).ids
+        if files.bos_id is not None and added[:1] == [files.bos_id]:
+            self._added = self._with_special.id_to_token(files.bos_id) or ""
 
     @property
     def vocab_size(self) -> int:
@@ -79,9 +82,9 @@ class DeviceTokens:
         return str(self._plain.decode(list(ids), skip_special_tokens=True))
 
     def prompt(self, ids: Sequence[int]) -> str:
-        """Text with special tokens, but for the start token: engines add that themselves."""
+        """Text with special tokens, but for a start token that engines add themselves."""
         text = str(self._with_special.decode(list(ids), skip_special_tokens=False))
-        return text.removeprefix(self._bos)
+        return text.removeprefix(self._added)
 
 
 class UpstreamVerifier(Server):

@@ -8,6 +8,7 @@ import dataclasses
 import random
 from collections.abc import AsyncIterator
 
+import httpx2 as httpx
 import pytest
 
 from cloud_verifier.app import Verifier
@@ -148,6 +149,22 @@ async def test_cuts_change_nothing(
             assert text == plain
             assert done.verified
         assert proxy.cuts > before
+
+
+@pytest.mark.parametrize("api", ["auto", "chat"])
+async def test_the_text_is_the_one_that_the_endpoint_gives_itself(
+    pair: tuple[Cutting, EdgeClient],
+) -> None:
+    """Its prompt, too: the start token of the template is there, which this tokenizer never adds."""
+    proxy, client = pair
+    text, done = await text_of(client, PROMPTS[1])
+    messages = [{"role": "user", "content": PROMPTS[1]}]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{proxy._port}") as http:
+        asked = {"messages": messages, "max_tokens": 60}
+        plain = (await http.post("/v1/chat/completions", json=asked, timeout=60)).json()
+    assert text == plain["choices"][0]["message"]["content"]
+    read = done.stats["upstream_usage"]["prompt_tokens"]
+    assert read == plain["usage"]["prompt_tokens"]
 
 
 @pytest.mark.parametrize("api", ["auto", "chat"])

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from cloud_verifier.settings import Settings
 from cloud_verifier.upstream.app import DeviceTokens, UpstreamVerifier, upstreams_of
@@ -119,3 +123,27 @@ async def asked(engine: Engine, api: str) -> tuple[Done, str]:
         ):
             await device.wait_online(60)
             return await end_of(device)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_start_token_is_left_out_only_where_the_tokenizer_adds_it(
+    adds: bool, tmp_path: Path
+) -> None:
+    """An engine that takes a text puts its start token before it where the tokenizer does."""
+    folder = tmp_path / "bundle"
+    shutil.copytree(demo.paths().bundle, folder)
+    bundle = Bundle.open(folder)
+    files = bundle.manifest.tokenizer
+    assert files.file is not None
+    assert files.bos_id is not None
+    file = bundle.path(files.file)
+    tokenizer = Tokenizer.from_file(str(file))
+    start = tokenizer.id_to_token(files.bos_id)
+    if adds:
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{start} $A", special_tokens=[(start, files.bos_id)]
+        )
+        file.write_text(tokenizer.to_str(), encoding="utf-8")
+    tokens = DeviceTokens(bundle)
+    ids = [files.bos_id, *tokens.encode("hello")]
+    assert tokens.prompt(ids) == ("hello" if adds else f"{start}hello")
