@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from functools import partial
 from time import perf_counter
@@ -54,6 +55,7 @@ from moa.api.present import Patience, next_in_time
 from moa.api.tools import ToolFormat
 from moa.errors import UsageError
 from moa.logprobs import TokenLogprobs
+from moa.process.rare_lines import RareLines
 from moa.safe_text import safe_line
 from moa.sampling import ADJUSTMENTS
 from moa.text_stream import Decoder, common_prefix, text_after
@@ -80,6 +82,15 @@ _MOST_RESTING = 2
 each question: what goes on with one of these need not be read again, at either end. Two, because a
 program may ask something else meanwhile, such as for a title; no more, because each holds a slot at
 the verifier and a cache here."""
+_TROUBLE = {
+    "none": "there is no verifier",
+    "connecting": "{} is not reached yet",
+    "late": "{} did not answer in time",
+    "offline": "{} is not reached",
+    "refused": "{} refuses",
+}
+"""What a state of the link means for an answer, where no more is said of it, by who verifies."""
+log = logging.getLogger("moa.edge")
 _LEAST_COMMON = 16
 """Tokens at the beginning of a prompt that a conversation must have to be gone on with."""
 _FIRST_SECONDS = 20.0
@@ -95,6 +106,8 @@ class EdgeAnswerer:
         what is known of it."""
         self._client = client
         self._model = model
+        self._alone = RareLines(log)
+        """Lines about answers that the device wrote alone although the link is up."""
         self._resting: list[tuple[str, Conversation]] = []
         """Conversations whose answers are over, the latest last, each with the principal whose it
         is: how fast an answer comes must tell nobody what another one has asked."""
@@ -182,7 +195,8 @@ class EdgeAnswerer:
         self._check_features(ask, encoded)
         codec = self._client.device.codec
         changes = changes_of(ask, self._longest(ask))
-        marks = Marks(codec, codec.eos_ids)  # converts token positions to characters
+        # It converts token positions to characters.
+        marks = Marks(codec, codec.eos_ids, who_verifies=self._verifier)
         clock = asyncio.get_running_loop().time
         patience = self._patience(ask, len(encoded.ids), clock())
         async with self._conversation(ask.principal, encoded.ids) as conversation:
@@ -204,9 +218,19 @@ class EdgeAnswerer:
                     patience.take(told, sent)
                     if isinstance(told, Began):
                         told = replace(told, thinking=encoded.thinking)
+                    if isinstance(told, Ended):
+                        self._tell_alone(told.why, ask.peer)
                     yield told
                     # While the client reads, nobody waits for the next event.
                     patience.client_took(clock() - sent)
+
+    def _tell_alone(self, why: str, peer: str) -> None:
+        """Log why an answer is not verified, where the state of the link does not tell: that is
+        logged whenever it changes. Empty: it is verified, or nobody knows."""
+        link = self._client.link
+        if why and link is not None and _state_of(link)[0] == "online":
+            line = f"an answer is this device's own, or a part of it: {why}"
+            self._alone.warn("alone", line, peer, "alone")
 
     @contextlib.asynccontextmanager
     async def _conversation(
@@ -386,8 +410,13 @@ class Marks:
     """Where each token of the answer ends in its text, and what the target's likeliest tokens read
     there."""
 
-    def __init__(self, codec: Decoder, eos_ids: Collection[int]) -> None:
+    def __init__(
+        self, codec: Decoder, eos_ids: Collection[int], *, who_verifies: str = "the verifier"
+    ) -> None:
         self._codec = codec
+        self._who_verifies = who_verifies
+        self._trouble = ""
+        """Why text was not verified, as the link's latest trouble has it."""
         self._eos_ids = eos_ids
         self._start = 0
         """Tokens of the prompt."""
@@ -422,6 +451,8 @@ class Marks:
                 del self._ids[kept + 1 :]
                 return Cut(characters)
             case Link(state=state, detail=detail):
+                if state in _TROUBLE:
+                    self._trouble = detail or _TROUBLE[state].format(self._who_verifies)
                 return LinkNews(state, detail)
             case Progress(done=done, total=total, by=by):
                 return Reading(done, total, by)
@@ -464,4 +495,10 @@ class Marks:
             unverified=stats["unverified_tokens"],
             more={name: stats[name] for name in _FIGURES if name in stats},
         )
-        return Ended(reason=done.reason, verified=done.verified, text=done.text, counts=counts)
+        return Ended(
+            reason=done.reason,
+            verified=done.verified,
+            text=done.text,
+            counts=counts,
+            why="" if done.verified else self._trouble,
+        )

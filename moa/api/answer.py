@@ -193,6 +193,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     verified: bool
     text: str
     counts: Counts
+    why: str = ""
+    """Why a part of it was not verified, in words, as far as that is known."""
 
 
 AnswerEvent = Began | Piece | Verified | Cut | LinkNews | Reading | Note | Ended

@@ -33,6 +33,7 @@ from moa.api.requests import (
     refuse,
     token_limit,
 )
+from moa.api.shapes import why_of
 from moa.api.tools import Function, Tool, ToolFormat, WrittenCall, chosen
 from moa.logprobs import MAX_TOP
 
@@ -304,7 +305,7 @@ class ResponseShape:
         if not self.ends:
             return {}
         ended = self.ends[0]
-        return {"moa": {"reason": ended.reason, "verified": ended.verified}}
+        return {"moa": {"reason": ended.reason, "verified": ended.verified, **why_of(ended)}}
 
     # ---- events
 

@@ -60,7 +60,7 @@ class Shape:
                     index,
                     body,
                     reason=ended.reason,
-                    moa={"reason": ended.reason, "verified": ended.verified},
+                    moa={"reason": ended.reason, "verified": ended.verified, **why_of(ended)},
                     scored=self._scored[index] if wants_logprobs else None,
                 )
             )
@@ -122,7 +122,7 @@ class Shape:
     def end(self, index: int, ended: Ended) -> Iterator[Any]:
         """The chunk that closes a choice, and that of `stream_options.include_usage`."""
         body: dict[str, Any] = {"delta": {}} if self._call.chat else {"text": ""}
-        marks = {"reason": ended.reason, "all_verified": ended.verified}
+        marks = {"reason": ended.reason, "all_verified": ended.verified, **why_of(ended)}
         yield self._chunk([self._choice(index, body, reason=ended.reason, moa=marks)])
         self.ends[index] = ended
         if self._call.include_usage and len(self.ends) == len(self._call.asks):
@@ -222,6 +222,12 @@ class Shape:
         offset = self._scored_characters[index]
         self._scored_characters[index] += sum(len(entry.token) for entry in scored)
         return logprobs.completion(scored, offset)
+
+
+def why_of(ended: Ended) -> dict[str, str]:
+    """Returns the entry of the field `moa` that says why an answer is not verified to its end; none
+    where it is, or where nobody knows."""
+    return {"why": ended.why} if ended.why else {}
 
 
 def _usage(ends: Iterable[Ended]) -> dict[str, Any]:
