@@ -4,6 +4,7 @@ gets to the drafter."""
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -139,14 +140,16 @@ class TreeDrafter(StreamDrafter):
         """Returns trees for those of these rounds that are to have one, by measured cost and
         acceptance. A forward without any draft would have `plain_tokens` tokens."""
         self._round = {job.lease: self._text(job) for job in jobs}
+        worth = worth_by_share([job.lease.principal for job in jobs])
         wanted_levels = self.policy.plan(
             [text.acceptance for text in self._round.values()],
             (self._missed(job) for job in jobs),
             plain_tokens - len(jobs),
+            worth,
         )
         trees: dict[Job, DraftTree] = {}
         requests: dict[Job, DraftRequest] = {}
-        for job, levels in zip(jobs, wanted_levels, strict=True):
+        for job, levels, token_worth in zip(jobs, wanted_levels, worth, strict=True):
             self._round[job.lease].asked_levels = 0
             mask = job.mask
             if mask is not None and mask.matcher.is_slow:
@@ -161,21 +164,22 @@ class TreeDrafter(StreamDrafter):
                 # The grammar allows nothing else: no drafter could do better.
                 trees[job] = forced
                 continue
-            request = self._request(job, levels, room)
+            request = self._request(job, levels, room, token_worth)
             if request is not None:
                 requests[job] = request
         if requests:
             trees |= self._drafted(requests)
         return trees
 
-    def _request(self, job: Job, levels: int, room: int) -> DraftRequest | None:
-        """Returns what to ask the drafter for: a tree of so many levels, with at most `room` nodes.
-        None if it is to make none, or cannot now."""
+    def _request(self, job: Job, levels: int, room: int, worth: float) -> DraftRequest | None:
+        """Returns what to ask the drafter for: a tree of so many levels, with at most `room` nodes,
+        for a text of which a token is `worth` so much. None if it is to make none, or cannot
+        now."""
         text = self._round[job.lease]
         if not levels or not self._ready(job, text) or job.lease.draft_slot is None:
             return None
         text.asked_levels = levels
-        shape = self.policy.shape(levels)
+        shape = self.policy.shape(levels, worth)
         shape = replace(shape, nodes=min(shape.nodes, room))
         return DraftRequest(job.lease.draft_slot, job.ids[-1], shape, job.sampling, job.mask)
 
@@ -395,3 +399,12 @@ class RecordFollower(TreeDrafter):
         for start, stop in lease.made:
             while (new := self._drafting.missing(slot, start, stop)) is not None:
                 self._drafting.give(slot, new[0], *lease.records.read(*new))
+
+
+def worth_by_share(principals: Sequence[str]) -> list[float]:
+    """What a token of each text counts, by the text's principal: all principals together the same,
+    and 1 on average. So who reads one answer beside one who reads sixty keeps the drafts that a
+    share of the engine pays for."""
+    texts = Counter(principals)
+    share = len(principals) / max(1, len(texts))
+    return [share / texts[principal] for principal in principals]

@@ -181,7 +181,7 @@ class _Outlook(NamedTuple):
     place: int
     """Of the text, among those of the round."""
     accepted: Sequence[float]
-    """Levels that will be accepted, by the depth that is asked for."""
+    """Levels that will be accepted, by the depth that is asked for, times what each counts."""
     drafted: Sequence[float]
     """Levels that the draft will have, by the depth that is asked for."""
     reading: float
@@ -252,13 +252,18 @@ class Policy:
         return TextAcceptance(self._classes[rounded], self._shape.depth)
 
     def plan(
-        self, texts: Sequence[TextAcceptance], unread: Iterable[int | None], beside: int = 0
+        self,
+        texts: Sequence[TextAcceptance],
+        unread: Iterable[int | None],
+        beside: int = 0,
+        worth: Sequence[float] = (),
     ) -> list[int]:
         """How many levels to draft for each text of the next round; 0: decode it plainly.
 
         For each text `unread` says how many tokens, those of the latest round left out, the drafter
         must read before it can draft; None: it cannot draft for this one. `beside` is how many
-        other tokens are in the forward.
+        other tokens are in the forward. `worth` is what a token of each text counts, 1 on average;
+        unless given, all count the same.
         """
         depths = [0] * len(texts)
         if not texts:
@@ -269,7 +274,7 @@ class Policy:
             return depths
         missed = {place: tokens for place, tokens in enumerate(unread) if tokens is not None}
         reading = self._seconds_to_read(missed)
-        best = self._decide(texts, reading, beside, plain_seconds)
+        best = self._decide(texts, reading, beside, plain_seconds, worth or [1.0] * len(texts))
         self._latest = _Decision(texts=len(texts), beside=beside, rate=best.rate)
         for place in self._without_long_reading(best.places, missed, reading, plain_seconds):
             depths[place] = best.depth
@@ -284,12 +289,13 @@ class Policy:
         reading: dict[int, float],
         beside: int,
         plain_seconds: float,
+        worth: Sequence[float],
     ) -> _Best:
         """Decide on the depth of drafts, and which texts should draft to it: what is best by all
         that is known, or in some rounds what is to be measured again."""
         if self._plain_is_to_be_measured():
             return _Best(rate=len(texts) / plain_seconds)
-        best = self._best(texts, reading, beside, plain_seconds)
+        best = self._best(texts, reading, beside, plain_seconds, worth)
         if best.depth:
             self._probe_after = AGAIN
             return best
@@ -349,17 +355,21 @@ class Policy:
         reading: dict[int, float],
         beside: int,
         plain_seconds: float,
+        worth: Sequence[float],
     ) -> _Best:
         """Find the depth of drafts, and the texts that draft to it, with the most expected tokens a
         second: accepted ones of all texts, by the time of drafting, reading and the target's
         forward. Depth 0, plain decoding, unless some depth is clearly faster.
 
         `reading` has, by the text's place in the round, the seconds that the drafter must read
-        before it can draft; texts for which it cannot are not in it.
+        before it can draft; texts for which it cannot are not in it. `worth` is what a token of
+        each text counts.
         """
         all_texts = len(texts)
         best = _Best(rate=MARGIN * all_texts / plain_seconds)
-        drafters = [self._outlook(texts[place], place, reading[place]) for place in reading]
+        drafters = [
+            self._outlook(texts[place], place, reading[place], worth[place]) for place in reading
+        ]
         # Tokens that a second of reading costs in each of the next rounds: what was read serves
         # some rounds (`FEW`), over which its cost is spread.
         tokens_for_reading = all_texts / plain_seconds / FEW
@@ -376,11 +386,17 @@ class Policy:
                     best = _Best(rate=tokens / seconds, depth=depth, places=places)
         return best
 
-    def _outlook(self, text: TextAcceptance, place: int, reading: float) -> _Outlook:
-        """Returns what is to be expected of a text's draft; if a trial is due, what is hoped for."""
+    def _outlook(self, text: TextAcceptance, place: int, reading: float, worth: float) -> _Outlook:
+        """Returns what is to be expected of a text's draft; if a trial is due, what is hoped for.
+        Accepted levels count what a token of the text is `worth`."""
+        accepted: Sequence[float] = text.accepted.totals()
+        drafted: Sequence[float] = text.drafted.totals()
         if self._now >= text.due:
-            return _Outlook(place, self._hoped_totals, self._all_drafted, reading)
-        return _Outlook(place, text.accepted.totals(), text.drafted.totals(), reading)
+            accepted = self._hoped_totals
+            drafted = self._all_drafted
+        if worth != 1:
+            accepted = [worth * level for level in accepted]
+        return _Outlook(place, accepted, drafted, reading)
 
     def _rounds(
         self, order: Sequence[_Outlook], depth: int, all_texts: int, beside: int
@@ -413,11 +429,13 @@ class Policy:
         is_cold = self._draft_rounds < FEW
         return seconds / FEW if is_cold else seconds
 
-    def shape(self, levels: int) -> TreeShape:
-        """The shape of a draft of so many levels, as planned by the latest `plan`. A node must
-        promise as many tokens as its time in the target's forward is worth, and a level as many as
-        the drafter's time for it is worth, both at the expected tokens a second."""
+    def shape(self, levels: int, worth: float = 1.0) -> TreeShape:
+        """The shape of a draft of so many levels, as planned by the latest `plan`, for a text of
+        which a token is `worth` so much. A node must promise as many tokens as its time in the
+        target's forward is worth, and a level as many as the drafter's time for it is worth, both
+        at the expected tokens a second."""
         texts, beside, rate = self._latest
+        rate /= worth
         node_seconds = self._forward.added(FEW, beside=texts + beside) / FEW
         level_seconds = self._further_level.seconds(texts)
         return replace(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from cloud_verifier.engine.draft import worth_by_share
 from moa.speculation.cost import Cost
 from moa.speculation.policy import Drafted, Policy, RoundTime, TextAcceptance, least_chance
 from moa.tree import TreeShape
@@ -219,6 +220,26 @@ def test_among_many_texts_those_draft_whose_drafts_hit() -> None:
         drafted += [depths] if any(depths) else []  # a round that measures plain decoding has none
     assert all(drafted[-1][:8])
     assert not any(drafted[-1][8:])
+
+
+def test_who_reads_one_text_beside_many_of_another_keeps_its_drafts() -> None:
+    """They were switched off for all, so that it took eleven times the forwards."""
+    world = World(level=0.01, token=1.0)
+    worth = worth_by_share(["many"] * 30 + ["one"])
+    assert sum(worth) == pytest.approx(31)
+    drafted: dict[bool, list[list[int]]] = {}
+    for fair in (False, True):
+        texts = [world.policy.text(0.0) for _ in range(31)]
+        for _ in range(200):
+            depths = world.policy.plan(texts, [0] * 31, 0, worth if fair else ())
+            world.run(texts, depths, [0] * 30 + [depths[-1]])
+            drafted.setdefault(fair, []).append(depths)
+    latest = {fair: rounds[-20:] for fair, rounds in drafted.items()}
+    drafts = {fair: [depths[-1] > 2 for depths in rounds] for fair, rounds in latest.items()}
+    assert sum(drafts[False]) < 3
+    assert sum(drafts[True]) > 15
+    assert sum(any(depths[:-1]) for depths in latest[True]) < 3
+    assert world.policy.shape(8, worth[-1]).least < world.policy.shape(8).least
 
 
 def test_reading_holds_the_others_of_a_batch_up_for_few_at_a_time() -> None:
