@@ -213,7 +213,7 @@ def generate(
 def draft_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it costs."""
 
-    def plan(self: Policy, texts: Any, unread: Iterable[int | None], beside: int = 0) -> list[int]:
+    def plan(self: Policy, texts: Any, unread: Iterable[int | None], *_: Any) -> list[int]:
         return [0 if tokens is None else 4 for tokens in unread]
 
     monkeypatch.setattr(Policy, "plan", plan)
