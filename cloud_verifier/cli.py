@@ -286,6 +286,7 @@ async def _until_stopped(
         say(f"listening on {verifier.transport.url}")
         if address:
             say(f"API at {address}/v1, operator's page at {address}/ui")
+        verifier.service.prepare_grammars()
         waiting = [asyncio.ensure_future(event.wait()) for event in (stopping.asked, verifier.died)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for one in waiting:

@@ -196,6 +196,11 @@ class Service:
             )
         budget.spend(tokens)
 
+    def prepare_grammars(self) -> None:
+        """Begin with what the first grammar needs, beside other work."""
+        if self._grammars is not None:
+            self._grammars.prepare()
+
     async def matcher(
         self, principal: str, grammar: Grammar, start: int, log: Sequence[int]
     ) -> Matcher:

@@ -95,6 +95,11 @@ class Children:
             raise GrammarError(judged.refused)
         return judged.bytes
 
+    def prepare(self) -> None:
+        """Have a process started, unless one is there: the first grammar would wait for it."""
+        if not self._idle:
+            self._start_another()
+
     def _take(self) -> _Child:
         """The process that was used last, or a new one if none is idle."""
         with self._lock:

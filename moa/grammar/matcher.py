@@ -26,7 +26,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from moa.errors import UsageError
+from moa.errors import MoaError, UsageError
 from moa.grammar import compiling
 from moa.grammar.children import CHILDREN, Children, Starved
 from moa.grammar.spec import JSON_STYLE, Grammar, GrammarError
@@ -96,6 +96,16 @@ class GrammarCompiler:
             return matcher
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, make)
+
+    def prepare(self) -> None:
+        """Begin with what the first grammar needs: it would wait some seconds for it, in which a
+        device takes its verifier for silent."""
+        self._threads.submit(self._prepare)
+
+    def _prepare(self) -> None:
+        _CHILDREN.prepare()
+        with suppress(MoaError):  # the first grammar says it
+            self._loaded()
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile a grammar, or take one that was compiled before; a `GrammarError` says what is

@@ -31,6 +31,21 @@ def fresh() -> GrammarCompiler:
     return GrammarCompiler(FILE.read_text, size=4096, eos_ids=[0])
 
 
+def test_what_the_first_grammar_needs_is_there_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Children(1)
+    monkeypatch.setattr("moa.grammar.matcher._CHILDREN", pool)
+    grammars = fresh()
+    for _ in range(2):
+        grammars.prepare()
+        grammars._threads.submit(lambda: None).result()
+    grammars._threads.shutdown()
+    assert grammars._tokens is not None
+    (child,) = pool._idle
+    assert child.alive
+    assert pool.check(HONEST) >= 0
+    assert list(pool._idle) == [child]
+
+
 def multiples(*factors: float) -> Grammar:
     return Grammar.of_schema({"allOf": [{"type": "integer", "multipleOf": one} for one in factors]})
 

@@ -67,6 +67,15 @@ Scheduler.schedule = schedule
 """Once there is a round every turn of the engine raises, which it does not survive."""
 
 
+_SAYS_THAT_IT_PREPARES = """
+import sys
+from moa.grammar.matcher import GrammarCompiler
+line = '{"event": "grammars"}'
+GrammarCompiler.prepare = lambda self: print(line, file=sys.stderr, flush=True)
+"""
+"""The first schema of a verifier's life took five seconds to open, in which its device wrote."""
+
+
 @contextlib.contextmanager
 def process_of(
     code: str, pair: tuple[Path, Path]
@@ -109,7 +118,7 @@ def test_a_process_whose_engine_dies_ends_with_an_exit_code(pair: tuple[Path, Pa
 
 
 def test_serve_until_sigterm(pair: tuple[Path, Path]) -> None:
-    with process_of(_MAIN, pair) as (process, url, raw):
+    with process_of(_SAYS_THAT_IT_PREPARES + _MAIN, pair) as (process, url, raw):
 
         def ask(message: Message) -> ServerMessage:
             raw.send(encode(message))
@@ -132,6 +141,7 @@ def test_serve_until_sigterm(pair: tuple[Path, Path]) -> None:
     lines = [json.loads(line) for line in errors.splitlines()]  # logs are JSON, one object a line
     told = {line["event"]: line for line in lines if "event" in line}
     told.pop("loading", None)  # on a slow machine
+    assert told.pop("grammars")
     assert list(told)[:6] == ["start", "memory", "loaded", "listening", "connected", "opened"]
     assert set(list(told)[6:]) == {"disconnected", "drain", "stopped"}
     assert list(told)[-1] == "stopped"
