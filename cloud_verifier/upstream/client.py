@@ -16,6 +16,7 @@ import httpx2 as httpx
 import msgspec
 
 from cloud_verifier.logs import log
+from cloud_verifier.upstream.call_style import CallStyle
 from cloud_verifier.upstream.contract import (
     Candidates,
     Continuation,
@@ -36,6 +37,7 @@ from cloud_verifier.upstream.joining import ContradictedError, Way
 from cloud_verifier.upstream.json_style import JsonStyle
 from cloud_verifier.upstream.lines import bounded_lines, error_text, openai_usage
 from cloud_verifier.upstream.tokens import Encode
+from moa.api.tools import offered_calls
 from moa.errors import UsageError
 from moa.safe_text import safe_line
 
@@ -719,14 +721,20 @@ async def _pieces(
 
 class _NewText:
     """Finds what is new in the text of an answer, piece by piece: what it repeats of the text that
-    is there is left out. JSON is brought into the style of our grammars first, in which the text
-    that is there is written."""
+    is there is left out. JSON and calls of tools are brought into the style of our grammars first,
+    in which the text that is there is written."""
 
     def __init__(self, how: Dialect, asked: Continuation) -> None:
         self._join = how.join(asked)
-        self._style: JsonStyle | None = None
-        if asked.grammar is not None and asked.grammar.kind == "json_schema":
-            self._style = JsonStyle("" if asked.way == "anew" else asked.begun)
+        self._style: JsonStyle | CallStyle | None = None
+        if asked.grammar is None:
+            return
+        begun = "" if asked.way == "anew" else asked.begun
+        if asked.grammar.kind == "json_schema":
+            self._style = JsonStyle(begun)
+        elif not begun:
+            offered = offered_calls(asked.grammar)
+            self._style = None if offered is None else CallStyle(offered)
 
     def add(self, text: str) -> str:
         """Take in a piece of the answer, and return what is certainly new in it."""
@@ -736,7 +744,9 @@ class _NewText:
 
     def rest(self) -> str:
         """Return what was kept back: the answer has ended."""
-        return self._join.rest()
+        styled = self._style.rest() if self._style is not None else ""
+        new = self._join.add(styled) if styled else ""
+        return new + self._join.rest()
 
 
 async def _rest(

@@ -36,6 +36,13 @@ class JsonStyle:
             _, _, first = first.partition("\n")
         return self._styled(first)
 
+    def rest(self) -> str:
+        """Return what was kept back, as a fence may begin so: the answer has ended."""
+        if not self._may_be_fence:
+            return ""
+        self._may_be_fence = False
+        return self._styled(self._first)
+
     def _styled(self, text: str) -> str:
         """Returns a piece of JSON with white space only where our style has it: a space behind each
         comma and colon. Strings stay as they are."""

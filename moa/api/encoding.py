@@ -153,7 +153,7 @@ def _prompt(tokenizer: Tokenizing, question: Question, room: int) -> tuple[_Prom
         return _Prompt(
             ids=tokenizer.plain(text + begun),
             thinking=within_thinking(text, begun),
-            messages=form.as_text(sent, tools),
+            messages=form.for_service(sent, tools),
         )
 
     return fitting(question.messages, room, encode)

@@ -4,8 +4,10 @@ parts. Pure."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from itertools import product
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import Meta
@@ -41,6 +43,10 @@ class Tools(msgspec.Struct, frozen=True):
     tools: tuple[Tool, ...]
     choice: str = "auto"
     parallel: bool = True
+
+
+Instead = Literal["call", "json", "text"]
+"""What an answer may be instead of calls: nothing else, JSON of a schema, or any text."""
 
 
 class WrittenCall(NamedTuple):
@@ -102,28 +108,36 @@ class ToolFormat(NamedTuple):
                 "unsupported_parameter",
             )
         rules = self._rules_of_calls(_offered(tools))
-        # Lark, in the model's own marks around a call. `one` is the rule for the JSON of a call.
-        one = f"{json.dumps(self.before)} one {json.dumps(self.after)}"
-        others = f"({json.dumps(self.between)} {one})*" if tools.parallel else ""
-        calls = f"{json.dumps(self.opens)} {one} {others} {json.dumps(self.closes)}"
         if tools.choice != "auto":
-            return _lark(f"start: {calls}", *rules)
+            return _lark(*self._start("call", tools.parallel), *rules)
         if answer is not None:
             schema = _json(json.loads(answer.text), lenient=False)
-            return _lark(f"start: free | {calls}", f"free: {schema}", *rules)
+            return _lark(*self._start("json", tools.parallel), f"free: {schema}", *rules)
+        return _lark(*self._start("text", tools.parallel), *rules)
+
+    def _start(self, instead: Instead, parallel: bool) -> list[str]:
+        """The first rules of a Lark grammar: calls, in the model's own marks, or what may come
+        `instead` of them. `one` is the rule for the JSON of a call, and `free` for that of a JSON
+        answer."""
+        one = f"{json.dumps(self.before)} one {json.dumps(self.after)}"
+        others = f"({json.dumps(self.between)} {one})*" if parallel else ""
+        calls = f"{json.dumps(self.opens)} {one} {others} {json.dumps(self.closes)}"
+        if instead == "call":
+            return [f"start: {calls}"]
+        if instead == "json":
+            return [f"start: free | {calls}"]
         mark = self.before.strip()
         if not mark:
             # A call is told from a text by its first character.
             first = self.opens or "{"
-            return _lark(f"start: FREE | {calls}", f"FREE: /([^\\{first}]{_ANYTHING})?/", *rules)
+            return [f"start: FREE | {calls}", f"FREE: /([^\\{first}]{_ANYTHING})?/"]
         # A text may come before the first call, and holds no beginning of one.
         rest = f"{json.dumps(self.before.removeprefix(mark))} one {json.dumps(self.after)} {others}"
-        return _lark(
+        return [
             f"start: FREE | pre {rest}",
             f"pre[lazy]: /{_ANYTHING}{mark}/",
             f"FREE: /{_ANYTHING}/ & ~/{_ANYTHING}{mark}{_ANYTHING}/",
-            *rules,
-        )
+        ]
 
     def _rules_of_calls(self, functions: Sequence[Function]) -> list[str]:
         """The rules of a Lark grammar for one call. The rule `one` is a call of any of the
@@ -165,6 +179,21 @@ class ToolFormat(NamedTuple):
             questions = [message for message in plain if message["role"] == "user"]
             first = questions[0] if questions else plain[-1]
             first["content"] = f"{self._introduction(tools)}\n\n{first['content']}"
+        return plain
+
+    def for_service(
+        self, messages: Sequence[Mapping[str, Any]], tools: Tools
+    ) -> list[dict[str, Any]]:
+        """The conversation as plain texts for a service, whose answer no grammar holds to a call:
+        where `tool_choice` demands one, it is told so behind the last question."""
+        plain = self.as_text(messages, tools)
+        if tools.tools and tools.choice not in ("auto", "none"):
+            function = "one of the functions"
+            if tools.choice != "required":
+                function = f"the function {tools.choice}"
+            questions = [message for message in plain if message["role"] == "user"]
+            last = questions[-1] if questions else plain[-1]
+            last["content"] += f"\n\nAnswer with a call of {function}, and with nothing else."
         return plain
 
     def _written(self, function: Mapping[str, Any]) -> str:
@@ -222,6 +251,42 @@ class ToolFormat(NamedTuple):
             except (ValueError, KeyError, RecursionError):
                 return calls, rest
             rest = rest[end:]
+
+
+class OfferedCalls(NamedTuple):
+    """What a grammar of calls allows, as far as somebody must know who writes an answer anew in our
+    style."""
+
+    form: ToolFormat
+    names: frozenset[str]
+    """The functions that may be called."""
+    instead: Instead
+    parallel: bool
+    """Whether there may be several calls."""
+
+
+_FORMS = (ToolFormat.of("<tool_call>"), ToolFormat.of("[TOOL_CALLS]"), ToolFormat.of(""))
+_CALL_RULE = re.compile(r"call\d+: ")
+_TEXT_IN_RULE = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
+def offered_calls(grammar: Grammar) -> OfferedCalls | None:
+    """Read a grammar of `ToolFormat.grammar`; None for any other."""
+    if grammar.kind != "lark":
+        return None
+    lines = grammar.text.splitlines()
+    for form, instead, parallel in product(_FORMS, get_args(Instead), (True, False)):
+        start = form._start(instead, parallel)
+        if lines[: len(start)] == start:
+            break
+    else:
+        return None
+    names = []
+    for line in lines:
+        if _CALL_RULE.match(line):
+            texts = [json.loads(text) for text in _TEXT_IN_RULE.findall(line)]
+            names.append(json.loads(texts[3]))  # behind `{`, `"name"` and `: `
+    return OfferedCalls(form, frozenset(names), instead, parallel)
 
 
 def begun_length(mark: str, text: str) -> int:
