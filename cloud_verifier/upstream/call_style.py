@@ -259,6 +259,6 @@ def _calls_in(value: Any, names: Collection[str]) -> list[_Call]:
         except (ValueError, RecursionError):
             return []
     name = value.get("name")
-    if name not in names or not isinstance(arguments, dict):
+    if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
         return []
     return [_Call(name, json.dumps(arguments, ensure_ascii=False))]
