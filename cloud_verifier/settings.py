@@ -275,13 +275,20 @@ class Settings:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         _check_pem(self.tls_cert, self.tls_key or self.tls_cert)
         try:
-            context.load_cert_chain(self.tls_cert, self.tls_key)
+            context.load_cert_chain(self.tls_cert, self.tls_key, self._refuse_passphrase)
         except (OSError, ssl.SSLError) as error:
             why = error.strerror or str(error)
             if "KEY_VALUES_MISMATCH" in why:
                 why = f"the key {self.tls_key} belongs to another one"
             raise UsageError(f"cannot use the TLS certificate {self.tls_cert}: {why}") from None
         return context
+
+    def _refuse_passphrase(self) -> str:
+        """Called for the passphrase of a private key that has one."""
+        raise UsageError(
+            f"the private key {self.tls_key} has a passphrase, which a service cannot type",
+            hint="openssl pkey -in KEY -out PLAIN takes it away; protect the file by its mode",
+        )
 
     @property
     def stream_shape(self) -> TreeShape:

@@ -1,5 +1,6 @@
-"""How a verifier's process is asked to stop: SIGTERM or Ctrl-C has it drain, and a Ctrl-C after that
-ends it at once. Also its words on standard output, which end nothing where they cannot be written."""
+"""How a verifier's process is asked to stop: SIGTERM, Ctrl-C or a terminal that is closed has it
+drain, and a Ctrl-C after that ends it at once. Also its words on standard output, which end nothing
+where they cannot be written."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Stopping:
         """Set when the process is to drain."""
         self._at_once = at_once or _die_of_ctrl_c
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._terminate)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._terminate)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
 
     def _terminate(self) -> None:

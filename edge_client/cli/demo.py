@@ -76,7 +76,8 @@ async def _story(settings: ClientSettings, serve: list[str], profile: str, conso
     device = Device.of(settings)
     async with contextlib.AsyncExitStack() as stack:
         console.print("Starting a verifier on this machine ...", style="dim")
-        address = await stack.enter_async_context(local_verifier(*serve))
+        with options.waiting("starting it"):
+            address = await stack.enter_async_context(local_verifier(*serve))
         parts = urlsplit(address)
         link = await stack.enter_async_context(
             LinkProxy(parts.hostname or "", parts.port or 0, PROFILES[profile])

@@ -33,9 +33,12 @@ async def test_one_ctrl_c_drains_and_the_second_ends_at_once(
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGINT)
             await ended.wait()
+            stopping.asked.clear()
+            os.kill(os.getpid(), signal.SIGHUP)
+            await stopping.asked.wait()
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
     assert caplog.messages[1].startswith("stopped at once"), "SIGTERM again is no reason to"
 
 
