@@ -60,7 +60,9 @@ def read_config(folder: Path, what: str = "model") -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"no {what} at {folder}: config.json is missing") from None
+        files = sorted(path.name for path in folder.glob("*.gguf"))
+        hint = f"name the GGUF file: {', '.join(files[:3])}" if files else ""
+        raise UsageError(f"no {what} at {folder}: config.json is missing", hint=hint) from None
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read {path}: {error}") from error
     if not isinstance(config, dict):

@@ -161,6 +161,11 @@ def test_what_may_be_at_the_hub_is_left_to_others(tmp_path: Path) -> None:
         check_place("TARGET", str(wrong))
     line = f"TARGET: no such file or folder: {wrong} (did you mean {tmp_path / 'coder15'}?)"
     assert refused.value.line() == line
+    (tmp_path / "coder05").mkdir()
+    with pytest.raises(UsageError, match="coder05"):
+        check_place("--device-model", str(tmp_path / "coder5"), besides=str(tmp_path / "coder15"))
+    with pytest.raises(UsageError, match="coder15"):
+        check_place("TARGET", str(tmp_path / "coder5"), besides=str(tmp_path / "coder05"))
 
 
 async def test_a_child_imports_nothing_of_the_folder_that_it_is_started_in(

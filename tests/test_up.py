@@ -92,7 +92,7 @@ def test_a_port_that_cannot_be_had_is_refused_before_anything_is_made(
             ("99999", f"{flag} 99999: a port is a number from 0 to 65535"),
         ):
             # A file that is no model: what is looked at later would be refused, too.
-            models = (__file__, "--device-model", __file__)
+            models = (__file__, "--device-model", str(Path(__file__).parent))
             with pytest.raises(SystemExit) as ended:
                 moa_edge(["up", *models, flag, wrong, "--dry-run"])
             assert ended.value.code == 2
@@ -236,6 +236,11 @@ def children(parent: int) -> list[int]:
             f"is a bundle, not a model (--bundle {EMBEDDED})",
         ),
         (
+            ("some/model", "--device-model", "some/model"),
+            2,
+            "--device-model some/model is the target itself (a smaller model of its family",
+        ),
+        (
             ("some/model", "--device-model", "other/model", "--bundle", str(EMBEDDED)),
             2,
             "--device-model and --bundle are two ways to name the device's model",
@@ -261,8 +266,10 @@ def test_what_a_program_says_has_a_line_of_its_own_on_a_terminal(tmp_path: Path)
     ours, theirs = os.openpty()
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "TERM": "xterm", "COLUMNS": "200"}
     (tmp_path / "broken.gguf").write_bytes(b"no model")
+    (tmp_path / "small.gguf").write_bytes(b"no model")
     model = str(tmp_path / "broken.gguf")
-    command = [sys.executable, "-c", _PROGRAM, "up", model, "--device-model", model]
+    small = str(tmp_path / "small.gguf")
+    command = [sys.executable, "-c", _PROGRAM, "up", model, "--device-model", small]
     sent = b""
     with subprocess.Popen(command, env=environment, stderr=theirs):
         os.close(theirs)
@@ -273,7 +280,7 @@ def test_what_a_program_says_has_a_line_of_its_own_on_a_terminal(tmp_path: Path)
         os.close(ours)
     rows = ["".join(letter for letter, _ in row) for row in on_screen(sent.decode())]
     assert rows[0].startswith(f"moa-edge up: error: {model} is not a GGUF file"), rows
-    assert "reading what the files say of broken.gguf and broken.gguf (0 s)" in sent.decode()
+    assert "reading what the files say of broken.gguf and small.gguf (0 s)" in sent.decode()
     _, _, after = sent.partition(b" is not a GGUF file")
     assert b"\x1b" not in after, "a line that changes, below the error"
 
@@ -285,11 +292,13 @@ def test_all_that_is_missing_is_named_at_once_with_one_command(
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)  # llama.cpp's
     monkeypatch.setattr("moa.llama.library.find_library", lambda _: None)
-    (tmp_path / "a.gguf").touch()
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).touch()
     model = str(tmp_path / "a.gguf")
+    small = str(tmp_path / "b.gguf")
 
     def missing(**given: Any) -> str:
-        options = {"target": model, "device_model": model, "bundle": "", "dry_run": False} | given
+        options = {"target": model, "device_model": small, "bundle": "", "dry_run": False} | given
         with pytest.raises(UsageError) as caught:
             asyncio.run(up_command._up(argparse.Namespace(**options)))
         return caught.value.line()

@@ -337,6 +337,14 @@ class ChatLoop:
             await self._ctrl_c.stoppable(self._show_answer(told, prediction, shown))
         except Interrupted:
             stopped = True
+            if begun is None and not told.ids:
+                self._console.print(
+                    "stopped: the question is taken back, for nothing of it was answered",
+                    style="dim",
+                )
+                dialogue.unanswered()
+                self._check = self._check_of(earlier)
+                return
             count = f" · {tokens(told.unverified)} not verified" if told.unverified else ""
             self._console.print(f"stopped{count}", style="dim")
         except MoaError:

@@ -32,6 +32,7 @@ from moa.errors import MoaError
 from moa.graph.drafter import OnnxDrafter
 from moa.graph.drafter import run as run_steps
 from moa.graph.step import StepGraph
+from moa.process.busy import slowdown
 from moa.process.memory import resident_bytes
 from moa.safe_text import safe_line
 from moa.sampling import SamplingSettings
@@ -42,6 +43,8 @@ Outcome = Literal["ok", "warning", "failed"]
 _STYLES: dict[Outcome, str] = {"ok": "green", "warning": "yellow", "failed": "red"}
 _START_SECONDS = 2.0
 """A drafter whose first drafts take longer to come is slow to start."""
+_BUSY = 2.0
+"""Slowdown of a machine from which on its own work, and not the disk, makes the start slow."""
 _GOLDEN_TOLERANCE = 0.5
 """Quantized kernels differ a little between processors; a wrong graph differs much more."""
 _UPSTREAM_SECONDS = 15.0
@@ -158,6 +161,8 @@ def _drafter(bundle: Bundle, device: Device, started: float) -> Check:
     advice = "a faster disk: there is no smaller variant"
     if _has_smaller(bundle, device.variant):
         advice = "a smaller variant or a faster disk"
+    if slowdown() > _BUSY:
+        advice = "try again when the machine does less else"
     return Check("drafter", state, finding, advice)
 
 

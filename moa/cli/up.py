@@ -182,8 +182,8 @@ def _check_models(options: argparse.Namespace) -> None:
             hint="a small model of the target's family, of the same tokenizer, or --bundle DIR with"
             " its bundle; leave out both for the embedded pair",
         )
-    check_place("TARGET", options.target)
-    check_place("--device-model", options.device_model)
+    check_place("TARGET", options.target, besides=options.device_model)
+    check_place("--device-model", options.device_model, besides=options.target)
     from moa.bundle import MANIFEST, Bundle
 
     if options.bundle:
@@ -192,6 +192,11 @@ def _check_models(options: argparse.Namespace) -> None:
         raise UsageError(
             f"--device-model: {options.device_model} is a bundle, not a model",
             hint=f"--bundle {options.device_model}",
+        )
+    if options.target and options.target == options.device_model:
+        raise UsageError(
+            f"--device-model {options.device_model} is the target itself",
+            hint="a smaller model of its family drafts for it",
         )
 
 

@@ -13,24 +13,28 @@ from moa.process.user_folders import expanded
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
-def check_place(name: str, place: str) -> None:
+def check_place(name: str, place: str, besides: str = "") -> None:
     """Refuse a place that can only be a file or a folder of this machine and is not there. What may
     be the name of a model at the hub is left to others. `name` is the flag or the word that the
-    place was given for."""
+    place was given for; it is not `besides`, another model of the same command."""
     if not place:
         return
     is_path = place.endswith(".gguf") or not HUB_ID.fullmatch(place)
     if is_path and not expanded(place).exists():
-        raise UsageError(f"{name}: no such file or folder: {place}", hint=did_you_mean(place))
+        hint = did_you_mean(place, besides)
+        raise UsageError(f"{name}: no such file or folder: {place}", hint=hint)
 
 
-def did_you_mean(place: str) -> str:
-    """A question about what is in the same folder under a similar name; empty if there is nothing."""
+def did_you_mean(place: str, besides: str = "") -> str:
+    """A question about what is in the same folder under a similar name, but for what is named
+    `besides`; empty if there is nothing."""
     path = expanded(place)
     try:
         there = os.listdir(path.parent)
     except OSError:
         return ""
+    if besides and expanded(besides).parent == path.parent:
+        there = [name for name in there if name != expanded(besides).name]
     close = difflib.get_close_matches(path.name, there, n=1)
     if not close:
         return ""

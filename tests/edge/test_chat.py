@@ -232,6 +232,14 @@ async def test_an_answer_is_continued_after_its_verified_text() -> None:
     assert [message["content"] for message in dialogue.messages] == ["one", "verified, and more"]
 
 
+async def test_a_question_that_was_stopped_before_its_answer_is_taken_back() -> None:
+    """The next question carried it along, with the file that had been read for it."""
+    played = Played([Interrupted(), done("fine", verified=True)])  # type: ignore[list-item]
+    dialogue, screen = await talk(played, "one", "two", online=(True,))
+    assert "stopped: the question is taken back" in screen
+    assert [message["content"] for message in dialogue.messages] == ["two", "fine"]
+
+
 async def test_an_answer_that_was_at_its_end_is_said_to_be_so() -> None:
     """There was a line of figures, and no text."""
     played = Played([done("whole", verified=True), done("", verified=True)])
