@@ -41,6 +41,8 @@ _FLAGS = {
 }
 
 
+_FIRST_SECONDS = 2.0
+"""In which most verifiers answer at the start; one that comes later is told of then."""
 _LOOK_SECONDS = 1.0
 """How often it is looked whether the link is still up, for a line on the screen."""
 _NAMED_SECONDS = 2.0
@@ -114,7 +116,7 @@ async def tell_of_the_verifier(client: EdgeClient, look_seconds: float = _LOOK_S
     while True:
         trouble = ""
         try:
-            await client.wait_online(look_seconds if told == "online" else None)
+            await client.wait_online({"": _FIRST_SECONDS, "online": look_seconds}.get(told))
             trouble = link.away
         except MoaError as error:
             trouble = error.line()

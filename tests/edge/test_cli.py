@@ -558,6 +558,24 @@ async def test_a_verifier_that_is_back_between_two_looks_is_told_of(
     assert without_times(capsys.readouterr().err) == online + 2 * (away + online)
 
 
+async def test_an_endpoint_says_soon_after_its_start_that_nobody_is_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing was said for ten seconds."""
+    waits = []
+
+    async def wait_online(seconds: float | None) -> None:
+        waits.append(seconds)
+        raise LinkError("nobody listens")
+
+    link = link_that_is_up()
+    link.up = False
+    async with told_of(client_with(link, wait_online), 0.0):
+        await look()
+    assert waits[:2] == [2.0, None]
+    assert "no verifier now: nobody listens" in capsys.readouterr().err
+
+
 async def test_an_outage_that_ends_before_the_usual_wait_is_told_of(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
