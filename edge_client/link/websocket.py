@@ -50,6 +50,7 @@ from moa.wire.messages import (
     Open,
     ServerMessage,
     Stream,
+    StreamTokens,
     Welcome,
 )
 from moa.wire.versions import SESSION_HEADER
@@ -116,6 +117,10 @@ class VerifierLink:
     oldest first."""
     _asking: dict[bytes, None] = field(default_factory=dict)
     """Sessions whose round was sent on this connection, and nothing has come since."""
+    _streaming: set[bytes] = field(default_factory=set)
+    """Sessions whose round was sent on this connection, and has not ended."""
+    _stops: bool = False
+    """Whether the verifier of this connection is about to stop, and takes no new work."""
     _connection: Connection | None = None
     _redial: asyncio.Event = field(default_factory=asyncio.Event)
     _wanted: bool = True
@@ -215,6 +220,9 @@ class VerifierLink:
             self._opening[session] = None
         elif isinstance(message, Stream):
             self._asking[session] = None
+            self._streaming.add(session)
+        elif isinstance(message, Close):
+            self._streaming.discard(session)
         await self._send_frame(self._connection, frame)
 
     async def _send_frame(self, connection: ClientConnection, frame: bytes) -> None:
@@ -368,9 +376,25 @@ class VerifierLink:
         while self._to_close:
             await self.send(Close(self._to_close.popleft()))
         self._tell_all()
-        while True:
+        while not self._is_to_leave:
             size, message = await self._receive(connection)
             self.deliver(perf_counter(), message, size)
+        self._leave()
+
+    @property
+    def _is_to_leave(self) -> bool:
+        """Whether nothing more can come of this connection: the verifier is about to stop, and no
+        stream of ours runs there, which it would bring to its end."""
+        return self._stops and not self._streaming
+
+    def _leave(self) -> None:
+        """Raise what ends a connection to a verifier that is about to stop. A new one, to the same
+        address, leads to another verifier where a load balancer stands in front of several; where
+        there is no other one, attempts are refused, and made ever less often."""
+        self.dialling.down_since = perf_counter()
+        self.up = False
+        self._tell_all()
+        raise LinkError(f"{self.endpoint.name} is about to stop")
 
     async def _exchange_hello(self, connection: ClientConnection) -> Welcome:
         """Send hello and return the verifier's welcome; an error if it refuses us, or its welcome
@@ -398,6 +422,8 @@ class VerifierLink:
         # What was asked for on an earlier connection is not answered on this one.
         self._opening.clear()
         self._asking.clear()
+        self._streaming.clear()
+        self._stops = False
         self.dialling.welcomed(perf_counter())
         self.welcome = welcome
         self.up = True
@@ -433,11 +459,18 @@ class VerifierLink:
         """Note what a message for this session says of the link itself."""
         if isinstance(message, Goaway):
             self.dialling.asked_wait = message.retry_after_ms / 1000
+            self._stops = True
         elif isinstance(message, Activations):
             self.flow.arrived(len(message.payload), arrived)
         else:
             self._opening.pop(session, None)
             self._asking.pop(session, None)
+        if isinstance(message, Error):
+            self._streaming.discard(session)
+            # It was told nothing of the drain if it was greeted while that began.
+            self._stops = self._stops or message.code == Code.DRAINING
+        elif isinstance(message, StreamTokens) and message.done:
+            self._streaming.discard(session)
         # Tokens of a stream, or those that a resumed session has missed.
         if getattr(message, "tokens", None) or getattr(message, "tail", None):
             self.dialling.won()

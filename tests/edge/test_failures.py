@@ -124,6 +124,42 @@ async def survives(
     return reader
 
 
+@pytest.mark.parametrize("draft", ["device", "server"])
+async def test_an_answer_goes_on_at_another_verifier_while_the_first_one_drains(draft: Any) -> None:
+    """The drain does not end here: as if somebody else's stream ran on. A device whose guesses were
+    refused until then wrote alone."""
+    drained = False
+    device = kit.oracle([*IDS, *truth(IDS)], right=0.0)  # a forward for each token
+    async with (
+        kit.verifier() as first,
+        kit.verifier() as second,
+        LinkProxy("127.0.0.1", first.transport.port) as balancer,
+        EdgeClient(
+            verifier=balancer.url,
+            device=device,
+            draft=draft,
+            max_new_tokens=COUNT,
+            offline_after=600.0,
+        ) as client,
+        asyncio.timeout(verifier_kit.PATIENCE),
+    ):
+        reader = kit.Reader()
+        async for event in client.generate(ids=IDS):
+            reader.take(event)
+            if reader.tokens and not drained:
+                balancer.target_port = second.transport.port
+                first.service.drain("the test", 600.0)
+                drained = True
+        assert reader.tokens == truth(IDS)[:COUNT]
+        assert all(reader.verified)
+        await verifier_kit.until(lambda: not first.service.connections)
+        await client.wait_online()
+        assert len(second.service.connections) == 1
+        named = {"outcome": "gone"}
+        gone = second.metrics.registry.get_sample_value("moa_session_resumes_total", named)
+        assert gone == (1.0 if draft == "device" else None), "a stream that runs is finished"
+
+
 @pytest.mark.parametrize(
     ("trouble", "draft"), [*((trouble, "device") for trouble in TROUBLE), ("502", "server")]
 )

@@ -44,7 +44,7 @@ from moa.wire.messages import (
     StreamTokens,
 )
 from tests.edge import kit
-from tests.torture.fake_verifier import fake
+from tests.torture.fake_verifier import WELCOME, fake
 from tests.verifier.kit import principals
 
 HELLO = Hello(list(PROTOCOL_VERSIONS), [])
@@ -318,6 +318,105 @@ async def test_what_the_verifier_cannot_read_costs_its_session_only() -> None:
         await link.send(STREAM)
         while link.connections < 2:
             await asyncio.sleep(0.01)
+
+
+GOAWAY = Goaway(reason="stopping", drain_ms=20_000)
+REFUSED = Error(Code.DRAINING, "stopping", STREAM.session, STREAM.round)
+FIRST, LAST = (StreamTokens(STREAM.session, 1, 1, [5], done) for done in (False, True))
+
+
+@pytest.mark.parametrize(
+    ("opened", "streamed", "acknowledged"),
+    [
+        ([GOAWAY], [], []),  # nothing of ours runs there
+        ([], [GOAWAY, LAST], []),
+        ([], [LAST, GOAWAY], []),
+        ([], [FIRST, GOAWAY], [LAST]),  # what runs is brought to its end there
+        ([], [FIRST, GOAWAY], [REFUSED]),
+        ([], [REFUSED], []),  # it has missed the word of farewell
+    ],
+    ids=["idle", "ended", "ends", "runs", "is cut off", "refused"],
+)
+async def test_a_verifier_that_is_about_to_stop_is_left_when_no_stream_runs_there(
+    opened: list[Message], streamed: list[Message], acknowledged: list[Message]
+) -> None:
+    """Another connection leads elsewhere, where a load balancer stands in between."""
+    connections = 0
+
+    def answers(message: ClientMessage, right: list[Message]) -> list[Message]:
+        nonlocal connections
+        match message:
+            case Hello():
+                connections += 1
+            case Open() if connections == 1:
+                return [*right, *opened]
+            case Stream():
+                return streamed
+            case Ack():
+                return acknowledged
+        return right
+
+    async with (
+        fake(answers, (5,), {}) as made,
+        quick(made.url).running() as link,
+        asyncio.timeout(60),
+    ):
+        await link.wait_up(30)
+        with link.mailbox() as box:
+            await link.send(Open(STREAM.session, [1, 2]), box)
+            if not opened:
+                await box.wait(None)
+                box.take()
+                await link.send(STREAM, box)
+            if acknowledged:
+                heard: list[ServerMessage] = []
+                while len(heard) < len(streamed) - 1:  # a goaway is no conversation's
+                    await box.wait(None)
+                    heard += [message for _, message in box.take()]
+                while not link._stops:
+                    await asyncio.sleep(0)
+                assert link.up
+                assert link.connections == 1
+                await link.send(Ack(8), box)
+            while link.connections < 2:
+                box.take()
+                await box.wait(None)
+        assert isinstance(await answer_to(link, Open(b"m" * 16, [1, 2])), Opened)
+        assert link.connections == 2, "the other one is not left"
+
+
+@pytest.mark.parametrize("greets", [True, False])
+async def test_where_no_other_verifier_is_attempts_become_rare(greets: bool) -> None:
+    """One that is about to stop answers 503; one in front of it may let us in all the same."""
+    connections = 0
+
+    def refuse(connection: ServerConnection, request: Request) -> Response | None:
+        nonlocal connections
+        connections += 1
+        if greets or connections == 1:
+            return None
+        headers = Headers({"Content-Type": "text/plain", "Content-Length": "9"})
+        return Response(503, "Service Unavailable", headers, b"draining\n")
+
+    async def talk(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send(encode(WELCOME))
+        await connection.send(encode(GOAWAY))
+        await connection.wait_closed()
+
+    offered: Any = [SUBPROTOCOL]
+    async with serve(talk, "127.0.0.1", 0, subprotocols=offered, process_request=refuse) as server:
+        url = f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+        retry = Retry(0.001, 300.0, jitter=lambda: 1.0)
+        link = VerifierLink(Endpoint(url=url, hello=HELLO), Dialling(retry))
+        async with link.running(), asyncio.timeout(60):
+            with link.mailbox() as box:
+                while link.dialling.failures < 6:
+                    await box.wait(None)
+            ended = link.dialling.last_error
+    assert retry.attempts == 6, "none counts as the first again"
+    said = "is about to stop" if greets else "not available now (HTTP 503: draining)"
+    assert said in str(ended)
 
 
 async def test_records_that_nobody_waits_for_are_acknowledged() -> None:
