@@ -97,8 +97,9 @@ class Children:
 
     def prepare(self) -> None:
         """Have a process started, unless one is there: the first grammar would wait for it."""
-        if not self._idle:
-            self._start_another()
+        with self._lock:
+            if not self._idle:
+                self._start_another()
 
     def _take(self) -> _Child:
         """The process that was used last, or a new one if none is idle."""

@@ -35,10 +35,9 @@ def test_what_the_first_grammar_needs_is_there_before_it(monkeypatch: pytest.Mon
     pool = Children(1)
     monkeypatch.setattr("moa.grammar.matcher._CHILDREN", pool)
     grammars = fresh()
-    for _ in range(2):
+    for _ in range(4):
         grammars.prepare()
-        grammars._threads.submit(lambda: None).result()
-    grammars._threads.shutdown()
+    grammars._threads.shutdown()  # which waits for them
     assert grammars._tokens is not None
     (child,) = pool._idle
     assert child.alive
