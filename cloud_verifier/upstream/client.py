@@ -102,8 +102,8 @@ class Upstream:
     """Seconds of the latest pause after a failure; the next one is twice as long."""
     not_before: float = 0.0
     """When it may be asked again."""
-    lacks_completions: bool = False
-    """Whether it has chats alone, as far as was seen."""
+    lacks_chats: bool = False
+    """Whether it has completions alone, as far as was seen."""
     refuses_all: bool = False
     """Whether its latest answer to a request was a refusal that any other would get, too."""
     away: str = "it was not asked yet"
@@ -428,30 +428,29 @@ class Upstreams:
 
     async def _find_route(self, upstream: Upstream, facts: UpstreamFacts) -> None:
         """Learn whether an upstream has the route that it would be asked at; an error if it has
-        not. With `auto` one that has no completions, as gateways and small servers, is asked by
-        chats."""
+        not. With `auto` one that has no chats is asked for completions."""
         how = self._how(upstream, facts)
         if not await self._lacks_route(upstream, how, facts.model):
             return
         if not self._is_guessed(how):
             raise _no_route(upstream, how)
-        chats = dialect("chat")
-        if await self._lacks_route(upstream, chats, facts.model):
+        completions = dialect("completions")
+        if await self._lacks_route(upstream, completions, facts.model):
             raise NoRouteError(
-                "the upstream has neither /completions nor /chat/completions",
+                "the upstream has neither /chat/completions nor /completions",
                 hint=f"is {upstream.url} its address?",
             )
-        self._note_no_completions(upstream)
+        self._note_no_chats(upstream)
 
     def _is_guessed(self, how: Dialect) -> bool:
         """Whether nothing has said that an upstream is to be asked so."""
-        return self._interface == "auto" and how.name == "completions"
+        return self._interface == "auto" and how.name == "chat"
 
-    def _note_no_completions(self, upstream: Upstream) -> None:
-        """Ask an upstream by chats from now on."""
-        upstream.lacks_completions = True
+    def _note_no_chats(self, upstream: Upstream) -> None:
+        """Ask an upstream for completions from now on."""
+        upstream.lacks_chats = True
         log.info(
-            "the upstream has no completions: it is asked by chats",
+            "the upstream has no chats: it is asked for completions",
             extra={"event": "upstream", "url": upstream.url},
         )
 
@@ -493,8 +492,8 @@ class Upstreams:
         host = urlsplit(upstream.url).hostname or ""
         same_tokens = self.encode is None or upstream.same_tokens is True
         how = dialect(self._interface, owner, host, same_tokens=same_tokens)
-        if upstream.lacks_completions and self._is_guessed(how):
-            return dialect("chat")
+        if upstream.lacks_chats and self._is_guessed(how):
+            return dialect("completions")
         return how
 
     async def _has_same_tokens(self, upstream: Upstream, facts: UpstreamFacts) -> bool | None:
@@ -581,7 +580,7 @@ class Upstreams:
                 if not self._is_guessed(how):
                     raise
                 self.figures.retries.labels(upstream.url).inc()
-                self._note_no_completions(upstream)
+                self._note_no_chats(upstream)
                 async for piece in self._ask(upstream, asked):
                     yield piece
                 return

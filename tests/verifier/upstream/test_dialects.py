@@ -123,7 +123,8 @@ def test_nothing_of_an_engines_own_sampling_is_left(name: str) -> None:
 def test_auto_goes_by_who_owns_the_models() -> None:
     assert dialect("auto", "llamacpp").name == "llama-server"
     assert dialect("auto", "vllm").name == "vllm"
-    assert dialect("auto", "moa-edge").name == "completions"
+    for unknown in ("", "moa-edge", "a company"):
+        assert dialect("auto", unknown).name == "chat"
     assert dialect("auto", "system", "api.openai.com").name == "chat-whole"
     assert dialect("auto", "", "api.anthropic.com").name == "anthropic"
     assert dialect("auto", "", "api.mistral.ai").name == "chat-prefix"

@@ -40,25 +40,36 @@ async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
     await stream(*said, "data: [DONE]\n\n")(request, writer)
 
 
-async def test_auto_takes_chats_where_there_are_no_completions() -> None:
+@pytest.mark.parametrize(
+    ("routes", "asked_at"),
+    [
+        (("completions", "chat/completions"), "chat/completions"),
+        (("chat/completions",), "chat/completions"),
+        (("completions",), "completions"),
+    ],
+)
+async def test_auto_takes_chats_where_there_are_any_and_completions_elsewhere(
+    routes: Collection[str], asked_at: str
+) -> None:
+    """Of a chat an endpoint makes its own model's prompt: as text it got the device's."""
     async with running(answer) as upstream:
-        upstream.routes = ("chat/completions",)
+        upstream.routes = routes
         async with EdgeClient(upstream=upstream.url) as device, served(device) as http:
             await device.wait_online(60)
             said = (await http.post("/v1/chat/completions", json=QUESTION)).json()
             ready = await http.get("/health/ready")
-        assert [request.path for request in upstream.asked] == ["/v1/chat/completions"]
-        assert len(upstream.missed) == 1, "it is asked once which routes there are"
+        assert [request.path for request in upstream.asked] == [f"/v1/{asked_at}"]
+        assert len(upstream.missed) <= 1, "it is asked once which routes there are"
     assert said["choices"][0]["moa"]["verified"] is True
     assert said["choices"][0]["message"]["content"].strip() == TEXT.strip()
     assert ready.status_code == 200
 
 
-async def test_auto_takes_chats_where_the_first_request_finds_no_completions() -> None:
+async def test_auto_takes_completions_where_the_first_request_finds_no_chats() -> None:
     """A server that answers a request without a prompt with nothing of use."""
 
     async def late(request: Request, writer: asyncio.StreamWriter) -> None:
-        if request.path.endswith("/chat/completions"):
+        if not request.path.endswith("/chat/completions"):
             await answer(request, writer)
         else:
             await whole({"detail": "Not Found"}, "404 Not Found")(request, writer)
@@ -71,13 +82,13 @@ async def test_auto_takes_chats_where_the_first_request_finds_no_completions() -
         await upstreams.close()
     assert text == again == TEXT
     paths = [request.path for request in upstream.asked]
-    assert paths == ["/v1/completions", *2 * ["/v1/chat/completions"]]
+    assert paths == ["/v1/chat/completions", *2 * ["/v1/completions"]]
 
 
 @pytest.mark.parametrize(
     ("interface", "routes", "said"),
     [
-        ("auto", (), "the upstream has neither /completions nor /chat/completions"),
+        ("auto", (), "the upstream has neither /chat/completions nor /completions"),
         (
             "completions",
             ("chat/completions",),
