@@ -432,7 +432,8 @@ _CHATS = {"llama-server": "chat", "vllm": "chat-vllm", "sglang": "chat-vllm"}
 def dialect(name: str, owner: str = "", host: str = "", *, same_tokens: bool = True) -> Dialect:
     """Returns how a kind of engine is asked, by its name. For `auto` it is chosen by the service's
     host name, or by who owns its models; any other service is asked by chats, of which it makes its
-    model's own prompt, and which can say what tools and schemas there are. Without `same_tokens`, where its tokenizer is not the device's, it is asked by chats."""
+    model's own prompt, and which can say what tools and schemas there are. So is one that takes
+    tokens without `same_tokens`, where its tokenizer is not the device's."""
     if name == "auto":
         name = _HOSTS.get(host) or _OWNERS.get(owner, "chat")
         if not same_tokens:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edge_client.client import EdgeClient
-from edge_client.serve.answerer import EdgeAnswerer
+from edge_client.serve.answerer import EdgeAnswerer, log
 from edge_client.serve.settings import ServeSettings
 from moa.api.access import Access, ApiKeys
 from moa.api.app import Api, ApiLimits
@@ -24,6 +24,7 @@ from moa.api.pages import page, web_app
 from moa.api.requests import Defaults, decode
 from moa.errors import MoaError
 from moa.process.listening import Port
+from moa.process.rare_lines import RareLines
 
 _METRICS_SECONDS = 1.0
 """For so long the process in front of an upstream, on this machine, may write its metrics."""
@@ -44,6 +45,7 @@ async def endpoint(
         also_called.append(model_name(answerer.bundles_model))
     access = Access(
         ApiKeys(settings.api_keys),
+        refused=partial(_tell_of_wrong_key, RareLines(log)),
         host=settings.host,
         hosts=settings.allowed_hosts,
         origins=settings.origins,
@@ -116,3 +118,10 @@ class _Switch(msgspec.Struct):
 
 
 _switch_of = msgspec.json.Decoder(_Switch)
+
+
+def _tell_of_wrong_key(lines: RareLines, authorization: Sequence[str], peer: str) -> None:
+    """Log that a caller at this address had no valid key, now and then: else who has a wrong one
+    looks in vain for why."""
+    kind = "a wrong key" if authorization else "no key"
+    lines.warn("401", f"refused with 401: a request with {kind}", peer, "unauthorized")

@@ -112,7 +112,7 @@ class Api:
         routes = [
             *more,
             Route("/health", self._health),
-            Route("/health/live", self._health),
+            Route("/health/live", self._live),
             Route("/health/ready", self._ready),
             Route("/metrics", keyed(self._metrics)),
             Route("/v1/models", keyed(self._models)),
@@ -164,6 +164,13 @@ class Api:
     async def _health(self, request: Request) -> Response:
         problem = self.answerer.not_ready()
         if problem:
+            return Json({"status": problem}, 503)
+        return Json({"status": "ok"})
+
+    async def _live(self, request: Request) -> Response:
+        """Whether the process works: one that drains does, and is not to be started again."""
+        problem = self.answerer.not_ready()
+        if problem and problem != "draining":
             return Json({"status": problem}, 503)
         return Json({"status": "ok"})
 

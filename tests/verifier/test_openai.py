@@ -368,6 +368,18 @@ async def test_a_drain_refuses_new_answers_and_ends_those_without_a_token_at_onc
     await until(lambda: all_rest(verifier))
 
 
+async def test_a_process_that_drains_lives_and_is_not_ready(both: Both) -> None:
+    """Who supervises it would end it in the middle of its answers."""
+    verifier, client = both
+    base = str(client.base_url).removesuffix("/v1/")
+    async with httpx.AsyncClient(base_url=base, trust_env=False) as browser:
+        paths = ("/health/live", "/health/ready")
+        found = [(await browser.get(path)).status_code for path in paths]
+        with draining(verifier):
+            found += [(await browser.get(path)).status_code for path in paths]
+    assert found == [200, 200, 200, 503]
+
+
 async def test_an_answer_that_a_drain_overtakes_ends_at_its_first_refusal(
     both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:

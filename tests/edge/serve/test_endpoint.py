@@ -348,3 +348,19 @@ async def test_fifty_streams_are_exact_fair_and_bounded() -> None:
         assert [text for text, _ in told] == [done.text for done in alone]
         seconds = [took for _, took in told]
         assert max(seconds) < 3 * statistics.median(seconds)
+
+
+async def test_a_wrong_key_is_told_in_the_log(
+    alone: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing of it was, so that who had a wrong one looked elsewhere."""
+    client, _ = alone
+    settings = ServeSettings(api_keys=("right",), port=0)
+    with caplog.at_level("WARNING", "moa.edge"):
+        async with endpoint(client, settings, MODEL, Port("127.0.0.1", 0)) as address:
+            for key in ("wrong", "right"):
+                api = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0)
+                with contextlib.suppress(openai.AuthenticationError):
+                    assert [model.id async for model in api.models.list()] == [MODEL]
+    told = [one for one in caplog.records if getattr(one, "event", "") == "unauthorized"]
+    assert [one.getMessage() for one in told] == ["refused with 401: a request with a wrong key"]
