@@ -359,8 +359,9 @@ async def test_a_wrong_key_is_told_in_the_log(
     with caplog.at_level("WARNING", "moa.edge"):
         async with endpoint(client, settings, MODEL, Port("127.0.0.1", 0)) as address:
             for key in ("wrong", "right"):
-                api = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0)
-                with contextlib.suppress(openai.AuthenticationError):
-                    assert [model.id async for model in api.models.list()] == [MODEL]
+                url = f"{address}/v1"
+                async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as api:
+                    with contextlib.suppress(openai.AuthenticationError):
+                        assert [model.id async for model in api.models.list()] == [MODEL]
     told = [one for one in caplog.records if getattr(one, "event", "") == "unauthorized"]
     assert [one.getMessage() for one in told] == ["refused with 401: a request with a wrong key"]
