@@ -63,6 +63,8 @@ class Connection(ServerConnection):
         """Called with the name of the limit if the other end floods."""
         self.caller: Caller | None = None
         """Who has opened it; None before its handshake is checked."""
+        self._peer = ""
+        """The other end's address, which the socket forgets when it is closed."""
         self._first = b""
         """What came at first."""
         self._bytes = bytearray()
@@ -79,8 +81,7 @@ class Connection(ServerConnection):
     @property
     def peer(self) -> str:
         """The other end's address, for the log."""
-        address = self.remote_address
-        return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address or "")
+        return self._peer or _as_text(self.remote_address)
 
     def abort(self) -> None:
         """Abort the connection."""
@@ -91,6 +92,7 @@ class Connection(ServerConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to read: the connection is established, and secured where that is wanted."""
         super().connection_made(transport)
+        self._peer = _as_text(self.remote_address)
         # The library would pause and resume the socket itself; here that is `_hand_on`'s to decide.
         self.recv_messages.pause = lambda: None
         self.recv_messages.resume = self._hand_on_soon
@@ -220,6 +222,11 @@ class Connection(ServerConnection):
             extra={"peer": self.peer, "event": "slow_reader", "limit": "send_timeout"},
         )
         self.abort()
+
+
+def _as_text(address: Any) -> str:
+    """A socket's address, for the log; empty if it is not known."""
+    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address or "")
 
 
 class SecuredConnection(Secured, Connection):

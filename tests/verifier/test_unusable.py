@@ -8,9 +8,11 @@ import dataclasses
 import logging
 import ssl
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from cloud_verifier.serving.connection import Connection
 from tests.torture.tls import certificate
 from tests.verifier import kit
 
@@ -91,3 +93,11 @@ async def test_a_probe_that_sends_nothing_is_no_failure(secured: bool, tmp_path:
         while len(running.transport._half_open):
             await asyncio.sleep(0.01)
         assert "moa_failed_connections_total{" not in running.metrics.page().decode()
+
+
+def test_the_address_is_known_when_the_socket_is_gone() -> None:
+    """Whose device it was could not be found: four kinds of lines had none."""
+    connection = object.__new__(Connection)
+    connection.transport = Mock(get_extra_info=lambda _: None)
+    connection._peer = "192.0.2.7:5000"
+    assert connection.peer == "192.0.2.7:5000"
