@@ -49,6 +49,10 @@ class RestingSessions:
         if instead is not None:
             self._forget(instead)
         self._resting.append(session)
+        # Of answers that ran at the same time each had left room for itself alone.
+        own = self._of(principal)
+        for oldest in own[: max(0, len(own) - self._most)]:
+            self._forget(oldest)
 
     def _of(self, principal: str) -> list[ServerSession]:
         """Those of this principal that are still there, and have a KV cache to share."""

@@ -58,10 +58,9 @@ class Admission:
         self._auth = auth
         self._wrong = wrong
         self._unready = unready
+        # From 0 on: an alert on the increase does not see a count that begins with 1.
         for port, kind in itertools.product(("verifier", "openai"), WRONG_TOKENS):
-            service.metrics.unauthorized.labels(
-                port, kind
-            )  # from 0 on: or the first one is not seen
+            service.metrics.unauthorized.labels(port, kind)
         service.metrics.token_file_unread.set_function(lambda: bool(auth.unread))
 
     def answer(

@@ -184,8 +184,8 @@ class ToolFormat(NamedTuple):
     def for_service(
         self, messages: Sequence[Mapping[str, Any]], tools: Tools
     ) -> list[dict[str, Any]]:
-        """The conversation as plain texts for a service, whose answer no grammar holds to a call:
-        where `tool_choice` demands one, it is told so behind the last question."""
+        """The conversation as plain texts for a service, which cannot be made to follow a grammar:
+        where `tool_choice` demands a call, the last question says so."""
         plain = self.as_text(messages, tools)
         if tools.tools and tools.choice not in ("auto", "none"):
             function = "one of the functions"

@@ -292,7 +292,7 @@ async def test_a_chats_next_question_runs_only_what_is_new() -> None:
         assert len(verifier.service.table) <= 2
 
 
-@pytest.mark.parametrize("most", [1, 2])
+@pytest.mark.parametrize("most", [1, 2, 4])
 async def test_resting_sessions_of_many_programs_leave_room_for_one_that_asks(most: int) -> None:
     """Whoever needs a slot takes that of one that rests."""
     settings = replace(SETTINGS, slots=8 * most)
@@ -303,6 +303,18 @@ async def test_resting_sessions_of_many_programs_leave_room_for_one_that_asks(mo
             )
             await until(lambda: all_rest(verifier))
         assert len(verifier.service.table) == most
+
+
+async def test_answers_at_the_same_time_leave_no_more_resting_sessions_than_others() -> None:
+    async with running(replace(SETTINGS, slots=16)) as (verifier, client):
+        await asyncio.gather(
+            *(
+                said(client, messages=[{"role": "user", "content": f"{n} " * 20}], max_tokens=2)
+                for n in range(8)
+            )
+        )
+        await until(lambda: all_rest(verifier))
+        assert len(verifier.service.table) == 2
 
 
 async def test_a_client_that_hangs_up_leaves_no_running_session(both: Both) -> None:
