@@ -149,7 +149,8 @@ async def _welcome(client: EdgeClient, console: Console) -> str:
 
 def _tell_of_the_toy(client: EdgeClient, console: Console) -> None:
     """Print that the model is the embedded toy, if it is."""
-    remark = toy(client.settings.bundle, client.settings.upstream)
+    settings = client.settings
+    remark = toy(settings.bundle, settings.upstream, client.shared.max_context)
     if remark:
         console.print(remark, style="yellow")
 

@@ -96,7 +96,8 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: Modul
                 model = endpoint.EdgeAnswerer(client, serve.model_name).model
                 leave_out_what_is_loaded()  # the garbage collector need not look at it again
                 _print(f"chat page and API at {address} (model {safe_line(model)}); Ctrl-C ends")
-                if remark := toy(settings.bundle, settings.upstream):
+                context = client.shared.max_context
+                if remark := toy(settings.bundle, settings.upstream, context):
                     _tell(remark)
                 look = asyncio.create_task(tell_of_the_verifier(client))
                 await stop.wait()

@@ -11,23 +11,35 @@ _TOY = (
     " --device-model MODEL` runs your own models (docs/real-models.md)"
 )
 _TOY_BESIDE_AN_UPSTREAM = (
-    "the device's model is the embedded toy, which knows sixteen exercises: offline, useful answers"
-    " need --bundle (docs/upstream.md says how to make one)"
+    "the device's model is the embedded toy, which knows sixteen exercises, and limits prompt and"
+    " answer to its context of {:,} tokens, online too: for useful answers offline, and for longer"
+    " texts, give --bundle (docs/upstream.md says how to make one)"
 )
 
+_MORE_ROOM = "its model is the embedded toy, and --bundle with one of your own has more room"
 
-def toy(bundle: str, upstream: str = "") -> str:
+
+def toy(bundle: str, upstream: str = "", context: int = 0) -> str:
     """What to say once where the device has the embedded model, with the embedded target behind it
-    or an upstream; empty where it has a bundle of its own."""
+    or an upstream; empty where it has a bundle of its own. `context` is what prompt and answer may
+    have together."""
     if bundle:
         return ""
-    return _TOY_BESIDE_AN_UPSTREAM if upstream else _TOY
+    return _TOY_BESIDE_AN_UPSTREAM.format(context) if upstream else _TOY
 
 
 def whose_tokens(reason: str, bundle: str, upstream: str) -> str:
     """What to say where a limit has cut an answer, or the context is full, and the tokens that were
     counted are not those of the model that answers; empty else. `reason` is why the answer ended."""
-    if bundle or not upstream or reason not in ("length", "context"):
+    if not upstream:
+        return ""
+    if reason == "context":
+        full = (
+            "prompt and answer fill this device's context, and end there however long the"
+            " upstream's is"
+        )
+        return full if bundle else f"{full}: {_MORE_ROOM}"
+    if bundle or reason != "length":
         return ""
     return (
         "limits count tokens of the device's model, here the embedded toy: a text has about one and a"

@@ -28,7 +28,7 @@ from edge_client.events import (
     Token,
 )
 from edge_client.link.websocket import VerifierLink
-from edge_client.screen.words import named, toy
+from edge_client.screen.words import named, toy, whose_tokens
 from edge_client.settings import TurnChanges
 from edge_client.text.codec import TextCodec
 from edge_client.turn.reachability import not_passed_on
@@ -108,6 +108,8 @@ class EdgeAnswerer:
         self._model = model
         self._alone = RareLines(log)
         """Lines about answers that the device wrote alone although the link is up."""
+        self._full = RareLines(log)
+        """Lines about answers that end where this device's context is full."""
         self._resting: list[tuple[str, Conversation]] = []
         """Conversations whose answers are over, the latest last, each with the principal whose it
         is: how fast an answer comes must tell nobody what another one has asked."""
@@ -220,6 +222,7 @@ class EdgeAnswerer:
                         told = replace(told, thinking=encoded.thinking)
                     if isinstance(told, Ended):
                         self._tell_alone(told.why, ask.peer)
+                        told = self._with_whose_limit(told, ask.peer)
                     yield told
                     # While the client reads, nobody waits for the next event.
                     patience.client_took(clock() - sent)
@@ -231,6 +234,18 @@ class EdgeAnswerer:
         if why and link is not None and _state_of(link)[0] == "online":
             line = f"an answer is this device's own, or a part of it: {why}"
             self._alone.warn("alone", line, peer, "alone")
+
+    def _with_whose_limit(self, ended: Ended, peer: str) -> Ended:
+        """Returns the end of an answer, which says so where a limit has cut it that counts other
+        tokens than those of the model that answers. A full context is logged, too: nobody asked
+        for that limit."""
+        settings = self._client.settings
+        limit = whose_tokens(ended.reason, settings.bundle, settings.upstream)
+        if not limit:
+            return ended
+        if ended.reason == "context":
+            self._full.warn("full", f"an answer was cut: {limit}", peer, "cut")
+        return replace(ended, why="; ".join(filter(None, (ended.why, limit))))
 
     @contextlib.asynccontextmanager
     async def _conversation(
@@ -332,7 +347,7 @@ class EdgeAnswerer:
         link = self._client.link
         welcome = self._client.shared.welcome
         settings = self._client.settings
-        remark = toy(settings.bundle, settings.upstream)
+        remark = toy(settings.bundle, settings.upstream, self.context)
         about = {
             # The embedded models on both ends: the page says what they can do
             "demo": not settings.bundle and not settings.upstream,

@@ -194,7 +194,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     counts: Counts
     why: str = ""
-    """Why a part of it was not verified, in words, as far as that is known."""
+    """Why a part of it was not verified, or whose limit has cut it, in words, as far as that is
+    known and not plain."""
 
 
 AnswerEvent = Began | Piece | Verified | Cut | LinkNews | Reading | Note | Ended

@@ -225,8 +225,8 @@ class Shape:
 
 
 def why_of(ended: Ended) -> dict[str, str]:
-    """Returns the entry of the field `moa` that says why an answer is not verified to its end; none
-    where it is, or where nobody knows."""
+    """Returns the entry of the field `moa` that says why an answer is not verified to its end, or
+    whose limit has cut it; none where there is nothing to say, or where nobody knows."""
     return {"why": ended.why} if ended.why else {}
 
 

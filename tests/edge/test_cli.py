@@ -294,6 +294,8 @@ def test_where_a_limit_cuts_an_upstream_s_answer_it_is_said_whose_tokens_it_coun
     assert not whose_tokens("eos", "", "http://x"), "nothing was cut"
     assert not whose_tokens("length", "mine/bundle", "http://x"), "perhaps they are its own"
     assert not whose_tokens("length", "", ""), "the toy's target has the same"
+    assert not whose_tokens("context", "", "")
+    assert "--bundle" not in whose_tokens("context", "mine/bundle", "http://x")
 
 
 def test_words_files_and_what_is_piped_in_are_one_prompt(tmp_path: Path) -> None:

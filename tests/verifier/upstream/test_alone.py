@@ -71,3 +71,31 @@ async def test_without_a_verifier_that_is_the_reason() -> None:
     async with EdgeClient() as device, served(device) as http:
         said = (await http.post("/v1/chat/completions", json=QUESTION | {"max_tokens": 4})).json()
     assert said["choices"][0]["moa"]["why"] == "there is no verifier"
+
+
+async def test_an_answer_that_ends_at_this_device_s_context_says_whose_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "moa.edge")
+    long = stream(chunk(" word" * 3000), chunk("", "stop"), "data: [DONE]\n\n")
+    async with (
+        running(long) as upstream,
+        EdgeClient(upstream=upstream.url, upstream_api="completions") as device,
+        served(device) as http,
+    ):
+        await device.wait_online(60)
+        context = device.shared.max_context
+        full = (await http.post("/v1/chat/completions", json=QUESTION)).json()
+        chunks = await http.post("/v1/chat/completions", json=QUESTION | {"stream": True})
+        short = (await http.post("/v1/chat/completions", json=QUESTION | {"max_tokens": 4})).json()
+        status = (await http.get("/moa/status")).json()
+    marks = full["choices"][0]["moa"]
+    assert full["usage"]["total_tokens"] == context
+    assert (marks["reason"], marks["verified"]) == ("context", True)
+    assert "this device's context" in marks["why"]
+    assert "--bundle" in marks["why"]
+    assert last_of(chunks.text)["choices"][0]["moa"]["why"] == marks["why"]
+    assert "the embedded toy" in short["choices"][0]["moa"]["why"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "moa.edge"]
+    assert lines == [f"an answer was cut: {marks['why']}"], "not of a limit that was asked for"
+    assert f"{context:,} tokens, online too" in status["toy"][0]
