@@ -21,6 +21,7 @@ from moa.cli.command_line import CommandParser, given_fields
 from moa.cli.working import CLEAR, Tell, working
 from moa.demo import paths
 from moa.errors import UsageError, run_cli
+from moa.process.model_places import check_place
 from moa.safe_text import safe_text
 
 if TYPE_CHECKING:
@@ -194,6 +195,8 @@ def _check_build(args: argparse.Namespace) -> None:
         raise UsageError(
             "--target and --drafter belong together", hint="leave out both for the embedded pair"
         )
+    check_place("--target", args.target or "")
+    check_place("--drafter", (args.drafter or "").removeprefix("independent:"))
     _check_files((*args.calibration, *args.vocab_text))
     if args.out is None and not args.dry_run:
         raise UsageError("--out is missing", hint="--out DIR for the new bundle, or --dry-run")
@@ -233,6 +236,8 @@ def _setup(args: argparse.Namespace) -> None:
         raise UsageError(
             "--steps is for the training of --records", hint="give --records, or leave out --steps"
         )
+    check_place("TARGET", args.target, besides=args.sibling)
+    check_place("--sibling", args.sibling, besides=args.target)
     _check_files(args.calibration)
     _check_place(args, args.out / "bundle")
     with _importing():

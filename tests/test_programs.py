@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import signal
+import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,6 +167,20 @@ def test_what_may_be_at_the_hub_is_left_to_others(tmp_path: Path) -> None:
         check_place("--device-model", str(tmp_path / "coder5"), besides=str(tmp_path / "coder15"))
     with pytest.raises(UsageError, match="coder15"):
         check_place("TARGET", str(tmp_path / "coder5"), besides=str(tmp_path / "coder05"))
+
+
+def test_a_file_that_is_no_model_is_refused_by_its_head(tmp_path: Path) -> None:
+    text = tmp_path / "README.md"
+    text.write_text("# not a model\n")
+    with pytest.raises(UsageError, match=r"--device-model: .*README.md is not a GGUF file"):
+        check_place("--device-model", str(text))
+    model = tmp_path / "model.gguf"
+    model.write_text("# not a model either\n")
+    with pytest.raises(UsageError, match=r"model.gguf is not a GGUF file"):
+        check_place("TARGET", str(model))
+    model.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 339, 1))
+    with pytest.raises(UsageError, match=r"is cut short .*339 tensors"):
+        check_place("TARGET", str(model))
 
 
 async def test_a_child_imports_nothing_of_the_folder_that_it_is_started_in(

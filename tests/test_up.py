@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -34,6 +35,8 @@ from tests.edge.test_screen import on_screen
 
 SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
 EMBEDDED = embedded_bundle()
+_HEAD_OF_NOTHING = b"GGUF" + struct.pack("<IQQ", 3, 0, 0)
+"""A GGUF file of no metadata and no tensors."""
 _PROGRAM = "from moa.cli.moa_edge import main; main()"
 
 
@@ -91,8 +94,8 @@ def test_a_port_that_cannot_be_had_is_refused_before_anything_is_made(
             ),
             ("99999", f"{flag} 99999: a port is a number from 0 to 65535"),
         ):
-            # A file that is no model: what is looked at later would be refused, too.
-            models = (__file__, "--device-model", str(Path(__file__).parent))
+            # Folders that are no models: what is looked at later would be refused, too.
+            models = (str(Path(__file__).parent), "--device-model", str(Path(__file__).parents[1]))
             with pytest.raises(SystemExit) as ended:
                 moa_edge(["up", *models, flag, wrong, "--dry-run"])
             assert ended.value.code == 2
@@ -265,8 +268,8 @@ def test_what_a_program_says_has_a_line_of_its_own_on_a_terminal(tmp_path: Path)
     """The line that changes is there meanwhile."""
     ours, theirs = os.openpty()
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "TERM": "xterm", "COLUMNS": "200"}
-    (tmp_path / "broken.gguf").write_bytes(b"no model")
-    (tmp_path / "small.gguf").write_bytes(b"no model")
+    (tmp_path / "broken.gguf").write_bytes(_HEAD_OF_NOTHING)
+    (tmp_path / "small.gguf").write_bytes(_HEAD_OF_NOTHING)
     model = str(tmp_path / "broken.gguf")
     small = str(tmp_path / "small.gguf")
     command = [sys.executable, "-c", _PROGRAM, "up", model, "--device-model", small]
@@ -279,9 +282,9 @@ def test_what_a_program_says_has_a_line_of_its_own_on_a_terminal(tmp_path: Path)
                 sent += piece
         os.close(ours)
     rows = ["".join(letter for letter, _ in row) for row in on_screen(sent.decode())]
-    assert rows[0].startswith(f"moa-edge up: error: {model} is not a GGUF file"), rows
+    assert rows[0].startswith(f"moa-edge up: error: {model} does not say"), rows
     assert "reading what the files say of broken.gguf and small.gguf (0 s)" in sent.decode()
-    _, _, after = sent.partition(b" is not a GGUF file")
+    _, _, after = sent.partition(b" does not say")
     assert b"\x1b" not in after, "a line that changes, below the error"
 
 
@@ -293,7 +296,7 @@ def test_all_that_is_missing_is_named_at_once_with_one_command(
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)  # llama.cpp's
     monkeypatch.setattr("moa.llama.library.find_library", lambda _: None)
     for name in ("a.gguf", "b.gguf"):
-        (tmp_path / name).touch()
+        (tmp_path / name).write_bytes(_HEAD_OF_NOTHING)
     model = str(tmp_path / "a.gguf")
     small = str(tmp_path / "b.gguf")
 
@@ -458,6 +461,17 @@ def test_a_bundle_is_made_once_and_kept(tmp_path: Path) -> None:
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=120)
             assert ("made the bundle in" in errors) is not made
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_bundle_that_is_kept_costs_nothing_in_the_plan(
+    again: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = {"made": True, "seconds": 68, "disk_bytes": 5_400_000_000, "bundle_bytes": 400_000_000}
+    up_command._show_plan(plan, argparse.Namespace(json=True, again=again))
+    told = json.loads(capsys.readouterr().out)
+    assert (told["seconds"], told["disk_bytes"]) == ((68, 5_400_000_000) if again else (0, 0))
+    assert told["bundle_bytes"] == 400_000_000
 
 
 async def test_an_error_is_the_last_word(

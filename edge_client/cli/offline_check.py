@@ -90,6 +90,8 @@ class OfflineCheck:
         """How far the verifier has read, while it does."""
         self._is_cut_off = False
         """Whether the verifier is away again, in the middle of the check."""
+        self._is_late = False
+        """Whether the verifier is there, and does not answer in time or refuses for now."""
         self._printed: int | None = None
         """Characters of the corrected answer that are on the screen; None: it stands as it was."""
 
@@ -140,6 +142,8 @@ class OfflineCheck:
                 return ""
             case "waits":
                 unverified = tokens(self._unverified_of(self._wanted))
+                if self._is_late:
+                    return f"{unverified} not verified: {self._who_verifies} does not get to it yet"
                 return f"{unverified} not verified: checked when {self._who_verifies} is back"
             case "checks" if self._reading is not None:
                 done, total = self._reading.done, self._reading.total
@@ -256,6 +260,7 @@ class OfflineCheck:
                 self._over(done)
                 return True
             if self._is_away:
+                self._is_late = False
                 self.phase = "waits"
                 self._changed()
             elif is_latest_turn:
@@ -304,6 +309,7 @@ class OfflineCheck:
             self.phase = "waits" if is_away else "checks"
         if isinstance(event, Link):
             self._is_cut_off = event.state not in ("online", "late")
+            self._is_late = event.state == "late"
             self._note_what_is_confirmed()
         if isinstance(event, Token) and event.text:  # an end token alone changes nothing
             self._goes_on(f"and goes on with {self._name}", len(self._told.text_of()))

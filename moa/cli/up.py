@@ -68,6 +68,9 @@ _SAY_SECONDS = 10.0
 _LEAST_SECONDS_LEFT = 5
 """Below this the time that is left is not shown: the estimate was too low."""
 
+_COSTS = {"seconds", "disk_bytes"}
+"""What a plan says of the making of a bundle: nothing where that was made before."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -312,7 +315,10 @@ def _show_plan(plan: dict[str, Any] | None, options: argparse.Namespace) -> None
     """Print what would be made, as lines or as JSON. `plan` is None where nothing is made: with a
     bundle that is there, and for the pair of models that comes with the program."""
     if options.json:
-        print(json.dumps(plan or {"bundle": options.bundle, "made": True}, indent=2))
+        told = dict(plan or {"bundle": options.bundle, "made": True})
+        if told["made"] and not options.again:
+            told |= dict.fromkeys(_COSTS & told.keys(), 0)
+        print(json.dumps(told, indent=2))
         return
     if options.bundle:
         print(f"the bundle {options.bundle} is taken as it is: nothing is made")
@@ -502,7 +508,10 @@ def _show_addresses(options: argparse.Namespace, place: Place) -> None:
     _say("in a terminal:")
     _say(f"  edge-client chat{bundle} --verifier {place.verifier}")
     _say("with the verifier on another machine:")
-    _say(f"  there: cloud-verifier serve{target} --host 0.0.0.0 --auth-tokens tokens.txt")
+    _say(
+        "  there: cloud-verifier token new --name laptop --append tokens.txt    # prints TOKEN once"
+    )
+    _say(f"         cloud-verifier serve{target} --host 0.0.0.0 --auth-tokens tokens.txt")
     _say(f"  here:  edge-client serve{bundle} --verifier ws://SERVER:8765 --token TOKEN")
     if not options.no_browser and _has_screen():
         webbrowser.open(place.page)

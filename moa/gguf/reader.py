@@ -300,8 +300,10 @@ class _Parser:
         """Read how many things follow; an error if they are more than `most`, or if the rest of the
         file cannot hold so many, with at least `least` bytes each."""
         count = int(self._scalar(form))
-        if count > most or count * least > self._size - self._position:
+        if count > most:
             raise self._damaged(f"it claims {count} {what}")
+        if count * least > self._size - self._position:
+            raise self._cut_short(f"its head, which has {count} {what}")
         return count
 
     def _scalar(self, form: str) -> Any:

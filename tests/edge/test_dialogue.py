@@ -132,6 +132,15 @@ def test_set(dialogue: Dialogue) -> None:
     assert dialogue.changes["temperature"] == 0.8
 
 
+def test_the_seed_of_a_temperature_is_told_and_one_that_makes_noise(dialogue: Dialogue) -> None:
+    """Whoever meant 0.9 took the model for broken."""
+    assert said(dialogue, "/set seed 7") == "seed is 7 from the next answer on"
+    told = "temperature is 0.9 from the next answer on, with seed 7"
+    assert said(dialogue, "/set temperature 0.9") == told
+    assert said(dialogue, "/set temperature 9").endswith("; above 2 a text is mostly noise")
+    assert said(dialogue, "/set temperature 0") == "temperature is 0.0 from the next answer on"
+
+
 def test_retry_asks_again_with_another_seed(dialogue: Dialogue) -> None:
     with pytest.raises(UsageError, match="nothing was asked"):
         dialogue.take("/retry")

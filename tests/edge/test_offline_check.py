@@ -27,7 +27,7 @@ from edge_client.cli.offline_check import OfflineCheck
 from edge_client.cli.written_answer import WrittenAnswer
 from edge_client.client import EdgeClient
 from edge_client.device import embedded_bundle
-from edge_client.events import AnswerSoFar, Confirm, Done, Event, Link, Prompt, Retract
+from edge_client.events import AnswerSoFar, Confirm, Done, Event, Link, Progress, Prompt, Retract
 from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
 from moa.bundle import Bundle
@@ -491,6 +491,18 @@ async def test_a_check_that_is_cut_off_takes_back_nothing_that_was_verified() ->
     told = (Prompt(ids=[1]), token(1, "", "provisional"), token(2, "", "provisional"))
     async with pausing(answer, told=(*told, Link(state="offline"))) as (check, _):
         assert check.unverified == 1
+        assert check.status == "1 token not verified: checked when the verifier is back"
+
+
+async def test_a_verifier_that_is_there_and_late_is_not_said_to_be_away() -> None:
+    answer = written_alone(Dialogue(ClientSettings()), "one")
+    told = (Prompt(ids=[1]), token(1, "", "provisional"), Link(state="late"))
+    async with pausing(answer, told=told) as (check, _):
+        assert check.status == "1 token not verified: the verifier does not get to it yet"
+        assert not check.is_working
+        check._take(Progress(done=1, total=2))
+        assert check.status == "checking the last answer: reading, 1 of 2"
+        check._take(Link(state="offline"))
         assert check.status == "1 token not verified: checked when the verifier is back"
 
 
