@@ -68,6 +68,11 @@ class Metrics:
             "What is served, and by what; always 1",
             ("version", "model", "dtype", "device", "decoder"),
         )
+        self.waiting_answers = gauge(
+            "api_waiting_answers",
+            "Answers of the API that wait for room at the model, by the limit that they wait for",
+            ("limit",),
+        )
         self.pages = gauge("kv_pages", "Pages of key/value memory")
         self.pages_free = gauge("kv_pages_free", "Pages of key/value memory that no session holds")
         self.queue = gauge("queued_rounds", "Rounds waiting for the model")

@@ -105,10 +105,17 @@ class RemoteError(MoaError):
     """The other end refused, with a typed code."""
 
     def __init__(
-        self, code: str, message: str, *, retry_after: float | None = None, hint: str = ""
+        self,
+        code: str,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        hint: str = "",
+        limit: str = "",
     ) -> None:
         super().__init__(message, hint=hint)
         self.code = code
+        self.limit = limit
         self.retry_after = retry_after
 
     @property

@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from functools import partial
 from typing import Any, TypeVar
 
+from prometheus_client import Gauge
+
 from cloud_verifier.openai.resting import RestingSessions
 from cloud_verifier.serving.conversation import converse
 from cloud_verifier.sessions.budgets import Meter
@@ -231,7 +233,7 @@ class VerifierAnswerer:
         text = TextStream(self._tokenizer, ask.stop)
         predicted = _Predicted(session, encoded.prediction, self._service.limits)
         forwards = 0
-        exchange = _Exchange(session, line, predicted)
+        exchange = _Exchange(session, line, predicted, self._service.metrics.waiting_answers)
         line.put(session.open())
         # A stream asked for at the same time would also be refused without a slot.
         await exchange.next(Ready)
@@ -425,8 +427,11 @@ async def connected(service: Service, principal: str, peer: str) -> AsyncIterato
     """Yield a connection of this principal, whose client has the address `peer`, to the service in
     this process, after hello and welcome. When the body ends, it is closed and its end waited
     for."""
+    refusal = service.no_room(principal)
+    if refusal is not None:
+        raise _as_exception(refusal.error())
     line = Loopback(service, peer)
-    task = asyncio.create_task(charged(converse(service, line, principal)))
+    task = asyncio.create_task(charged(converse(service, line, principal, sits_out=True)))
     try:
         line.put(
             Hello(versions=list(PROTOCOL_VERSIONS), features=sorted(FEATURES), client="openai")
@@ -446,8 +451,12 @@ async def connected(service: Service, principal: str, peer: str) -> AsyncIterato
 class _Exchange:
     """A session's requests and their answers over one connection."""
 
-    def __init__(self, session: ClientSession, line: Loopback, predicted: _Predicted) -> None:
+    def __init__(
+        self, session: ClientSession, line: Loopback, predicted: _Predicted, waiting: Gauge
+    ) -> None:
         self._session = session
+        self._waiting = waiting
+        """Answers that wait for room, by limit."""
         self._line = line
         self._predicted = predicted
         self._progress = time.monotonic()
@@ -474,23 +483,26 @@ class _Exchange:
         What was refused for now is sent again, and a session that the service has dropped is opened
         again; after some time or some losses the service's refusal is raised.
         """
-        while True:
-            message = await self._next_message()
-            event = self._session.receive(message)
-            if isinstance(event, Working):
-                self._progress = time.monotonic()
-                return event
-            if isinstance(event, kind):
-                self._progress = time.monotonic()
-                self._losses = 0
-                return event
-            if isinstance(event, Recovered):
-                self._count_loss(message)
-                self._ask_again()
-            elif isinstance(event, Refused):
-                await self._sit_out(event)
-                self._ask_again()
-            # Anything else is a repetition, or an event of another kind.
+        with contextlib.ExitStack() as waits:
+            while True:
+                message = await self._next_message()
+                event = self._session.receive(message)
+                if isinstance(event, Working):
+                    self._progress = time.monotonic()
+                    return event
+                if isinstance(event, kind):
+                    self._progress = time.monotonic()
+                    self._losses = 0
+                    return event
+                if isinstance(event, Recovered):
+                    self._count_loss(message)
+                    self._ask_again()
+                elif isinstance(event, Refused):
+                    waits.close()  # it may wait for something else by now
+                    waits.enter_context(self._waiting.labels(event.error.limit).track_inprogress())
+                    await self._sit_out(event)
+                    self._ask_again()
+                # Anything else is a repetition, or an event of another kind.
 
     def _count_loss(self, message: ServerMessage) -> None:
         """Count that the service has dropped the session; after too many times in a row, raise the

@@ -48,6 +48,8 @@ async def endpoint(
         ApiLimits(
             max_running=limits.max_connections,
             max_running_of_one=limits.max_connections_per_principal,
+            running_limit="max_connections",
+            running_of_one_limit="max_connections_per_principal",
         ),
         metrics=ApiMetrics(verifier.metrics.registry),
         observe=service.observe,

@@ -92,8 +92,9 @@ class Admission:
             return text_reply(http.HTTPStatus.NOT_FOUND, "not found")
         if problem:
             return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE, problem)
-        if self._service.refuse_another(caller.principal, peer):
-            return _TOO_MANY
+        why = self._service.refuse_another(caller.principal, peer)
+        if why:
+            return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE, why, {"Retry-After": "1"})
         return caller
 
     def count_unauthorized(self, port: str, authorization: Sequence[str], peer: str) -> None:
@@ -131,9 +132,6 @@ _NO_TOKEN = text_reply(
 _OTHER_HOST = text_reply(
     http.HTTPStatus.FORBIDDEN,
     "this name is not served here: allow it with --openai-host, or give tokens",
-)
-_TOO_MANY = text_reply(
-    http.HTTPStatus.SERVICE_UNAVAILABLE, "too many connections", {"Retry-After": "1"}
 )
 NOT_MEASURED = f"metrics are for the principal {OPERATOR!r}: make a token with --name {OPERATOR}"
 FAILED = text_reply(http.HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")

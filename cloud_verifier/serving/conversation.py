@@ -65,16 +65,22 @@ def unwatched(_: Callable[[], None]) -> AbstractContextManager[None]:
 
 
 async def converse(
-    service: Service, socket: Socket, principal: str, watching: Watching = unwatched
+    service: Service,
+    socket: Socket,
+    principal: str,
+    watching: Watching = unwatched,
+    *,
+    sits_out: bool = False,
 ) -> None:
     """Serve one connection of `principal` until it ends: frames go to a channel, which handles
-    them, and what the channel's outbox holds goes out."""
-    if service.refuse_another(principal, socket.peer):  # handshakes that were under way together
-        await socket.close(CloseCode.TRY_LATER, "too many connections")
+    them, and what the channel's outbox holds goes out. `sits_out`: as in `Outbox`."""
+    why = service.refuse_another(principal, socket.peer)
+    if why:  # handshakes that were under way together
+        await socket.close(CloseCode.TRY_LATER, why)
         return
     who: Who = {"peer": socket.peer, "principal": principal}
     async with _orderly_end(socket, who):
-        channel = Channel(service, principal, socket.meter, socket.peer)
+        channel = Channel(service, principal, socket.meter, socket.peer, sits_out=sits_out)
         async with _writing(channel, socket, who, watching) as writer:
             try:
                 async for frame in socket:

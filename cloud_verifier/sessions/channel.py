@@ -47,9 +47,17 @@ _TOKENS_PER_FRAME = 64
 class Channel:
     """One connection's state."""
 
-    def __init__(self, service: Service, principal: str, meter: Meter, peer: str = "") -> None:
+    def __init__(
+        self,
+        service: Service,
+        principal: str,
+        meter: Meter,
+        peer: str = "",
+        *,
+        sits_out: bool = False,
+    ) -> None:
         """Begin a connection of `principal`; `meter` counts what it costs, and `peer` is its
-        address."""
+        address. `sits_out`: as in its `Outbox`."""
         self.service = service
         self.principal = principal
         self.peer = peer
@@ -58,7 +66,9 @@ class Channel:
         self.features: frozenset[str] = frozenset()
         """What both ends have agreed on in the hello."""
         self.welcomed = asyncio.Event()
-        self.outbox = Outbox(service.metrics, service.limits, service.clock, meter)
+        self.outbox = Outbox(
+            service.metrics, service.limits, service.clock, meter, sits_out=sits_out
+        )
         self._meter = meter
         self._bad_messages = 0
         self._refused_opens: set[bytes] = set()
@@ -140,7 +150,7 @@ class Channel:
         session = getattr(message, "session", b"")
         self._count_against_budget(refusal, message, session)
         error = refusal.error(session=session, round=round_of(message))
-        self.service.count_refusal(error, self.principal)
+        self.service.count_refusal(error, self.principal, sits_out=self.outbox.sits_out)
         self.outbox.answer(error)
         if refusal.code == Code.BAD_MESSAGE:
             self._bad_messages += 1

@@ -34,9 +34,17 @@ class Outbox:
     """The outgoing frames of one connection, and the sessions that are attached to it."""
 
     def __init__(
-        self, metrics: Metrics, limits: Limits, clock: Callable[[], float], meter: Meter
+        self,
+        metrics: Metrics,
+        limits: Limits,
+        clock: Callable[[], float],
+        meter: Meter,
+        *,
+        sits_out: bool = False,
     ) -> None:
-        """Begin empty; what is sent is counted by `meter`."""
+        """Begin empty; what is sent is counted by `meter`. `sits_out`: the other end is an answer of
+        this process, which sits refusals out that are only for now."""
+        self.sits_out = sits_out
         self._wake = asyncio.Event()
         """Set when there may be something to send."""
         self.sessions: set[bytes] = set()

@@ -35,6 +35,10 @@ from moa.wire.messages import Behind, Error, Goaway, Open, StreamTokens
 
 _SERVED_SECONDS = 1.0
 """Whose session did something so lately is being served now."""
+_CONNECTION_RETRY_MS = 1000
+"""Who is refused another connection is asked to wait for so long."""
+_SAT_OUT = frozenset({Code.BUSY, Code.DEADLINE})
+"""Refusals for now, which answers of this process sit out."""
 
 
 class Service:
@@ -124,18 +128,27 @@ class Service:
             session.principal != principal and session.used > since for session in self.table
         )
 
-    def refuse_another(self, name: str, peer: str) -> bool:
-        """Whether there is no room for another connection of this principal: the process or the
-        principal has as many as it may. That is counted and logged."""
-        limit = ""
+    def no_room(self, name: str) -> Refusal | None:
+        """The refusal of another connection of this principal, where the process or the principal
+        has as many as it may; None if there is room."""
+        whose, limit = "", ""
         if len(self.connections) >= self.max_connections:
             limit = "max_connections"
         elif self.principal(name).connections >= self.limits.max_connections_per_principal:
-            limit = "max_connections_per_principal"
-        if limit:
-            refusal = Refusal(Code.BUSY, "too many connections", limit=limit)
-            self.count_refusal(refusal.error(), name, peer)
-        return bool(limit)
+            whose, limit = " of your key", "max_connections_per_principal"
+        if not limit:
+            return None
+        words = f"too many connections{whose}"
+        return Refusal(Code.BUSY, words, limit=limit, retry_after_ms=_CONNECTION_RETRY_MS)
+
+    def refuse_another(self, name: str, peer: str) -> str:
+        """Why there is no room for another connection of this principal, in words with the limit's
+        name; empty if there is. That is counted and logged."""
+        refusal = self.no_room(name)
+        if refusal is None:
+            return ""
+        self.count_refusal(refusal.error(), name, peer)
+        return f"{refusal} ({refusal.limit})"
 
     def join(self, outbox: Outbox, principal: str) -> None:
         """Add a connection."""
@@ -370,7 +383,8 @@ class Service:
         """Tell the device that its round was not run; the round's number may be used again."""
         session.give_up()
         error = dropped.refusal.error(session=session.id, round=dropped.job.request.round)
-        self.count_refusal(error, session.principal)
+        sits_out = session.outbox is not None and session.outbox.sits_out
+        self.count_refusal(error, session.principal, sits_out=sits_out)
         self.perform(session, [error])
 
     def _pay(self, session: ServerSession, answer: StreamTokens) -> None:
@@ -413,12 +427,22 @@ class Service:
         finally:
             self.table.remove(session, "quarantined")
 
-    def count_refusal(self, error: Error, principal: str, peer: str = "") -> None:
+    def count_refusal(
+        self, error: Error, principal: str, peer: str = "", *, sits_out: bool = False
+    ) -> None:
         """Count and log a refusal, without its message: that may quote the client's text or tokens.
-        One that concerns no session is of the connection of this `peer`."""
+        One that concerns no session is of the connection of this `peer`. One for now that the other
+        end `sits_out` is none: nobody is turned away, and that an answer waits has its own gauge."""
+        if sits_out and error.code in _SAT_OUT:
+            return
         self.metrics.refusals.labels(error.code, error.limit).inc()
         where = {"session": error.session, "round": error.round, "principal": principal}
-        what = {"code": error.code, "limit": error.limit, "peer": peer}
+        what = {
+            "event": "refused",
+            "code": error.code,
+            "limit": error.limit,
+            "peer": peer,
+        }
         log.info("refused", extra=where | what)
 
     def observe(self) -> None:

@@ -53,6 +53,10 @@ class ApiLimits:
     """Answers at once; a request with `n` has `n` of them."""
     max_running_of_one: int | None = None
     """Those of one principal, the owner of a key; None: as many as there may be of all."""
+    running_limit: str = "most_answers"
+    """What the operator calls `max_running`."""
+    running_of_one_limit: str = "most_answers"
+    """What the operator calls `max_running_of_one`."""
     keep_seconds: float = 900.0
     """How long a complete resumable stream is kept."""
     alone_seconds: float = 60.0
@@ -87,8 +91,13 @@ class Api:
     def __post_init__(self) -> None:
         """Make what the endpoint keeps from one request to the next: counts, recorded streams, who
         may use how much of the event loop, and answers that are to be checked later."""
+        limits = self.limits
         self._counted = Counted(
-            self.answerer, self.metrics, self.limits.max_running, self.limits.max_running_of_one
+            self.answerer,
+            self.metrics,
+            limits.max_running,
+            limits.max_running_of_one,
+            names=(limits.running_limit, limits.running_of_one_limit),
         )
         self._kept = Recordings(
             time.monotonic,
@@ -320,7 +329,12 @@ class Api:
         may have only so many bodies on their way at once."""
         if self._reading[principal] >= self.limits.max_bodies:
             raise ApiError(
-                429, "too many requests are being received", code="busy", retry_after=1.0
+                429,
+                f"{self.limits.max_bodies} requests are being received, as many as may be at once"
+                " (max_bodies): send the next one when one of them has been",
+                code="busy",
+                limit="max_bodies",
+                retry_after=1.0,
             )
         with one_more(self._reading, principal):
             body = await read_body(request, self.limits.max_body_bytes)

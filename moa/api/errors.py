@@ -29,14 +29,16 @@ class ApiError(MoaError):
         *,
         param: str | None = None,
         code: str | None = None,
+        limit: str = "",
         retry_after: float = 0.0,
     ) -> None:
-        """`retry_after`: seconds after which the client may try again; 0: trying again is in
-        vain."""
+        """`limit`: the name of the limit that is reached, for the operator. `retry_after`: seconds
+        after which the client may try again; 0: trying again is in vain."""
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code
+        self.limit = limit
         self.retry_after = retry_after
 
     def body(self) -> dict[str, Any]:
@@ -82,7 +84,11 @@ def from_error(error: MoaError) -> ApiError:
             return bad(error.line(), "response_format", "invalid_grammar")
         case RemoteError() if error.retryable:
             return ApiError(
-                429, error.line(), code=error.code, retry_after=max(1.0, error.retry_after or 0.0)
+                429,
+                f"{error.line()}: ask again later",
+                code=error.code,
+                limit=error.limit,
+                retry_after=max(1.0, error.retry_after or 0.0),
             )
         case RemoteError() | LinkError() | ProtocolError():
             return ApiError(503, error.line(), code="verifier_unavailable", retry_after=1.0)

@@ -95,8 +95,9 @@ class Fairness:
         if wait > _LONGEST_WAIT:
             raise ApiError(
                 429,
-                "this key keeps the server busy: send less at once",
+                "this key keeps the server busy beyond its share (key_share): send less at once",
                 code="busy",
+                limit="key_share",
                 retry_after=wait,
             )
         weight = _BESIDE_OTHERS if self._others(principal) else 1.0

@@ -30,6 +30,8 @@ _STRANGERS = (401, 403, 404, 405)
 """Statuses of refusals that anybody can get without a key, as often as they like."""
 _UNTOLD = (401, 405)
 """Statuses of refusals that are not logged here."""
+_TURNED_AWAY = 429
+"""The status where there is no room for now."""
 _REVOKED = ApiError(
     401,
     "the api key was revoked while this was answered: ask for another one",
@@ -113,6 +115,8 @@ class Guard:
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         """Send an error as a response of the API; a stranger's only after a while."""
         refusal = self._as_api_error(error, scope["path"])
+        if refusal.status == _TURNED_AWAY:
+            self.metrics.refusals.labels(refusal.code or "", refusal.limit).inc()
         self._tell(refusal, scope)
         if refusal.status in _STRANGERS:
             await self._wait_or_abort(scope)
@@ -120,18 +124,21 @@ class Guard:
         await self._readable(response)(scope, receive, send)
 
     def _tell(self, refusal: ApiError, scope: Scope) -> None:
-        """Log a refusal, one of a status now and then, without its message: that may quote the
-        request. Wrong keys are logged where they are checked; what is not there is asked for all
-        the time."""
+        """Log a refusal, one of a status and limit now and then, without its message: that may
+        quote the request. Wrong keys are logged where they are checked; what is not there is asked
+        for all the time."""
         is_no_route = refusal.status == 404 and not refusal.code
         if refusal.status in _UNTOLD or is_no_route or refusal.status >= 500:
             return
         words = f"refused with {refusal.status}: {scope['method']} {_route(scope)}"
         host, port = scope.get("client") or ("", 0)
         peer = f"{host}:{port}" if host else ""
-        if refusal.code:
-            words += f" ({safe_line(refusal.code)})"
-        self._refusals.warn(str(refusal.status), words, peer, "refused")
+        why = [safe_line(refusal.code)] if refusal.code else []
+        if refusal.limit:
+            why.append(f"limit {safe_line(refusal.limit)}")
+        if why:
+            words += f" ({', '.join(why)})"
+        self._refusals.warn(f"{refusal.status} {refusal.limit}", words, peer, "refused")
 
     async def _end(
         self, why: ApiError, scope: Scope, receive: Receive, response: _Response

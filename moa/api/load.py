@@ -89,10 +89,18 @@ class Counted:
     share of them for each principal."""
 
     def __init__(
-        self, inner: Answerer, metrics: ApiMetrics, most: int, most_of_one: int | None = None
+        self,
+        inner: Answerer,
+        metrics: ApiMetrics,
+        most: int,
+        most_of_one: int | None = None,
+        *,
+        names: tuple[str, str] = ("most_answers", "most_answers"),
     ) -> None:
         """Let at most `most` answers of the `inner` answerer run at once, and of one principal at
-        most `most_of_one`; None: as many as of all."""
+        most `most_of_one`; None: as many as of all. `names` are what the operator calls these two
+        limits."""
+        self._name, self._name_of_one = names
         self._inner = inner
         self._metrics = metrics
         self._most = most
@@ -169,9 +177,8 @@ class Counted:
 
     def _check_encoding(self, principal: str) -> None:
         """Refuse a question if too many of its principal's wait."""
-        waiting = self._encoding[principal]
-        if waiting >= self.most_of_one:
-            raise _busy(waiting, "question", "is being read", "are being read", principal)
+        if self._encoding[principal] >= self.most_of_one:
+            raise self._too_many_of_one(principal)
 
     def _check_running(self, principal: str) -> None:
         """Raise an `ApiError` if this principal has as many answers as it may have, or its share of
@@ -181,16 +188,25 @@ class Counted:
         own = self._running[principal]
         others = len(self._running.keys() - {principal})
         share = max(1, self._most // (others + 1))
-        has_its_part = own >= self.most_of_one or (others > 0 and own >= share)
-        if has_its_part:
-            raise _busy(own, "answer", "is running", "are running", principal)
+        if own >= self.most_of_one:
+            raise self._too_many_of_one(principal)
+        if others > 0 and own >= share:
+            raise _busy(own, "answer", " of this key", f"its share of {self._most}", self._name)
         if own and self.running >= self._most:
-            raise _busy(self.running, "answer", "is running", "are running")
+            raise _busy(self.running, "answer", "", "as many as there may be at once", self._name)
+
+    def _too_many_of_one(self, principal: str) -> ApiError:
+        """The refusal of a question of this principal because it has as many as it may. Whether
+        they are being read or answered, it cannot tell. Without keys nobody is told of one."""
+        if principal == ANONYMOUS:
+            whose, most = "", "as many as there may be at once"
+        else:
+            whose, most = " of this key", "as many as it may have at once"
+        return _busy(self.most_of_one, "question", whose, most, self._name_of_one)
 
 
-def _busy(count: int, what: str, does: str, do: str, principal: str = ANONYMOUS) -> ApiError:
-    """The refusal because there are so many of something, or so many of one principal; without keys
-    nobody is told of one."""
-    whose = "" if principal == ANONYMOUS else " of this key"
-    counted = f"1 {what}{whose} {does}" if count == 1 else f"{count} {what}s{whose} {do}"
-    return ApiError(429, f"{counted}: try again soon", code="busy", retry_after=1.0)
+def _busy(count: int, what: str, whose: str, most: str, limit: str) -> ApiError:
+    """The refusal because so many are under way, which is the `most` by this limit."""
+    are = f"1 {what}{whose} is" if count == 1 else f"{count} {what}s{whose} are"
+    words = f"{are} under way, {most} ({limit}): ask again when one has been answered"
+    return ApiError(429, words, code="busy", limit=limit, retry_after=1.0)

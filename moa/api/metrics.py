@@ -26,6 +26,9 @@ class ApiMetrics:
         self.requests = self._counter(
             "requests", "Requests, by route and status", "route", "status"
         )
+        self.refusals = self._counter(
+            "refusals", "Requests turned away for now (429), by code and limit", "code", "limit"
+        )
         self.running = self._gauge("running_answers", "Answers that are being written")
         self.first_text = Histogram(
             "moa_api_first_text_seconds",

@@ -104,4 +104,6 @@ def remote_error(message: Error) -> RemoteError:
     if message.code in RETRYABLE:
         retry_after = message.retry_after_ms / 1000
     hint = f"limit {message.limit}" if message.limit else ""
-    return RemoteError(message.code, message.message, retry_after=retry_after, hint=hint)
+    return RemoteError(
+        message.code, message.message, retry_after=retry_after, hint=hint, limit=message.limit
+    )

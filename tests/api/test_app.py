@@ -421,11 +421,13 @@ async def test_too_many_answers_are_refused_and_places_come_back() -> None:
 @pytest.mark.parametrize(
     "limits",
     [
-        ApiLimits(max_running=5, max_running_of_one=2),
-        ApiLimits(max_running=2),  # all places are hers
+        ApiLimits(max_running=5, max_running_of_one=2, running_of_one_limit="keys"),
+        ApiLimits(max_running=2, running_of_one_limit="keys"),  # all places are hers
     ],
 )
-async def test_a_key_with_many_answers_keeps_no_other_out(limits: ApiLimits) -> None:
+async def test_a_key_with_many_answers_keeps_no_other_out(
+    limits: ApiLimits, caplog: pytest.LogCaptureFixture
+) -> None:
     go = asyncio.Event()
     script = [Began(), go, *says("x")[1:]]
     async with (
@@ -444,7 +446,15 @@ async def test_a_key_with_many_answers_keeps_no_other_out(limits: ApiLimits) -> 
         refused = await she.post(CHAT, json=chat())
         assert refused.status_code == 429
         said = refused.json()["error"]["message"]
-        assert said == "2 answers of this key are running: try again soon"
+        assert said == (
+            "2 questions of this key are under way, as many as it may have at once (keys):"
+            " ask again when one has been answered"
+        )
+        # Else the operator sees nothing of who was turned away, nor why.
+        page = (await she.get("/metrics")).text
+        assert 'moa_api_refusals_total{code="busy",limit="keys"} 1.0' in page
+        (line,) = [one.message for one in caplog.records if "429" in one.message]
+        assert line == "refused with 429: POST /v1/chat/completions (busy, limit keys)"
         assert (await she.get("/props")).json()["total_slots"] == 2
         his = asyncio.create_task(he.post(CHAT, json=chat()))
         while await running() < 3:
@@ -469,7 +479,10 @@ async def test_questions_that_are_refused_while_others_are_read_are_told_of_thos
         await begun.wait()
         refused = await client.post(CHAT, json=chat())
         assert refused.status_code == 429
-        assert refused.json()["error"]["message"].startswith("1 question is being read: try")
+        assert refused.json()["error"]["message"] == (
+            "1 question is under way, as many as there may be at once (most_answers):"
+            " ask again when one has been answered"
+        )
         go.set()
         assert (await asked).status_code == 200
 

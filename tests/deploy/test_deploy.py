@@ -33,6 +33,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 def test_every_metric_that_is_watched_is_served(file: str) -> None:
     watched = set(re.findall(r"\bmoa_[a-z_]+", (DEPLOY / file).read_text()))
     metrics = Metrics()
+    ApiMetrics(metrics.registry)
     Figures(metrics.registry)
     names = {family.name for family in text_string_to_metric_families(metrics.page().decode())}
     assert watched

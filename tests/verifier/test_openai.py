@@ -43,7 +43,6 @@ from tests.verifier.kit import PATIENCE, generate, held_forward, principals, unt
 SETTINGS = Settings(port=0, openai="0", slots=4, device="cpu", dtype="float32")
 QUESTION = [{"role": "user", "content": "What is 17 + 25 - 9?"}]
 MODEL = "target"
-WITHOUT_PLACE = "busy", "slots"
 DRAINING = "draining", ""
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 Both = tuple[Verifier, openai.AsyncOpenAI]
@@ -113,6 +112,12 @@ def refusals(verifier: Verifier, code: str, limit: str) -> float:
     """How many requests the service has refused for this reason."""
     named = {"code": code, "limit": limit}
     return verifier.metrics.registry.get_sample_value("moa_refusals_total", named) or 0.0
+
+
+def without_place(verifier: Verifier) -> float:
+    """How many answers wait for a slot."""
+    registry = verifier.metrics.registry
+    return registry.get_sample_value("moa_api_waiting_answers", {"limit": "slots"}) or 0.0
 
 
 async def said(client: openai.AsyncOpenAI, **how: Any) -> Any:
@@ -354,12 +359,12 @@ async def test_a_drain_refuses_new_answers_and_ends_those_without_a_token_at_onc
                 first = (await anext(runs)).choices[0].delta.content or ""
             assert await asyncio.to_thread(entered.wait, PATIENCE)
             drained = refusals(verifier, *DRAINING)
-            before = refusals(verifier, *WITHOUT_PLACE)
             # With the one that asks for a whole answer, two more than there are slots left.
             crowd = range(SETTINGS.slots)  # one slot is taken
             waiting = [await said(client, max_tokens=24, stream=True) for _ in crowd]
             whole = asyncio.create_task(said(client, max_tokens=24))
-            await until(lambda: refusals(verifier, *WITHOUT_PLACE) == before + 2)
+            await until(lambda: without_place(verifier) == 2)
+            assert not refusals(verifier, "busy", "slots"), "nobody is turned away"
             with draining(verifier):
                 for stream in waiting:
                     with pytest.raises(openai.APIError, match="this server stops") as ended:
@@ -375,6 +380,7 @@ async def test_a_drain_refuses_new_answers_and_ends_those_without_a_token_at_onc
                     )
                     assert int(refused.value.response.headers["retry-after"]) > 0
                 assert refusals(verifier, *DRAINING) == drained, "nothing is asked of the engine"
+                assert not without_place(verifier)
                 release.set()
                 assert first + await text_of(runs) == truth(24)
     await until(lambda: all_rest(verifier))
@@ -463,7 +469,7 @@ async def test_a_key_at_its_limit_of_connections_keeps_no_other_out(tmp_path: Pa
         with held_forward(verifier, behind=len(prompt)) as (entered, release):
             stream = await said(hers, max_tokens=24, stream=True)
             assert await asyncio.to_thread(entered.wait, PATIENCE)
-            with pytest.raises(openai.RateLimitError, match="1 answer of this key is running"):
+            with pytest.raises(openai.RateLimitError, match="1 question of this key is under way"):
                 await said(hers, max_tokens=4)
             his = asyncio.create_task(said(client.with_options(api_key=bob), max_tokens=4))
             await until(lambda: len(verifier.service.connections) == 2)

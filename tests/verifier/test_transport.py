@@ -218,6 +218,8 @@ async def test_connections_are_bounded(
                 async with kit.connection(running, token=alice):
                     pass
             assert caught.value.response.status_code == 503
+            said = b"too many connections of your key (max_connections_per_principal)\n"
+            assert caught.value.response.body == said, "the user's own limit, and no fault"
             async with kit.client(running, token=bob):
                 with pytest.raises(InvalidStatus):
                     async with kit.connection(running, token=bob):

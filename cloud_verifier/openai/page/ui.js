@@ -101,6 +101,7 @@ const GROUPS = {
         r.has("process_resident_memory_bytes") ? r.value("process_resident_memory_bytes") : null,
     ],
     "Answers of the API": [count, (r) => r.value("moa_api_running_answers")],
+    "Of these wait for room": [count, (r) => r.value("moa_api_waiting_answers")],
   },
   Load: {
     "Waiting rounds": [count, (r) => r.value("moa_queued_rounds")],
@@ -125,7 +126,7 @@ const GROUPS = {
     "API's first text, p50": [ms, (r) => r.quantile("moa_api_first_text_seconds", 0.5)],
   },
   "Refused and taken away": {
-    Refusals: [perSecond, (r) => r.rate("moa_refusals_total")],
+    Refusals: [perSecond, (r) => r.rate("moa_refusals_total") + r.rate("moa_api_refusals_total")],
     Evictions: [perSecond, (r) => r.rate("moa_session_evictions_total")],
     Quarantined: [count, (r) => r.value("moa_quarantined_sessions_total")],
     Resumes: [perSecond, (r) => r.rate("moa_session_resumes_total")],
