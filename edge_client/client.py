@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,7 +21,7 @@ from edge_client.events import Done, Event, Link, Reason
 from edge_client.link.dialling import Dialling
 from edge_client.link.retry import Retry
 from edge_client.link.websocket import Endpoint, VerifierLink, tls_context
-from edge_client.settings import ClientSettings, SettingChanges, TurnChanges
+from edge_client.settings import ClientSettings, SettingChanges, TurnChanges, changed
 from edge_client.shared import Shared
 from edge_client.text.chat import Messages, prompt_ids
 from edge_client.turn.controller import Controller
@@ -48,7 +47,7 @@ class EdgeClient:
     ) -> None:
         """Make a client, which opens with `async with`. `changes` are settings that replace those
         of `settings`; `device` is a bundle that was loaded before."""
-        self._settings = dataclasses.replace(settings or ClientSettings(), **changes)
+        self._settings = changed(settings or ClientSettings(), changes)
         self._device = device
         self._shared: Shared | None = None
         """What conversations share; None until the client is open."""

@@ -9,7 +9,7 @@ import math
 import os
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict
@@ -262,6 +262,24 @@ class ClientSettings:
             name: _converted(name, value) for name, value in flags.items() if value is not None
         }
         return cls(**values)
+
+
+def changed(
+    settings: ClientSettings, changes: Mapping[str, Any], fixed: Collection[str] = ()
+) -> ClientSettings:
+    """Returns the settings with these changes; a `ConfigError` for a name that is none, and for one
+    that is `fixed` once a client is made."""
+    for name in changes:
+        if name not in _HINTS:
+            raise ConfigError(
+                f"unknown setting {safe_line(repr(name), 40)}", hint=_nearest(name, _HINTS)
+            )
+        if name in fixed:
+            raise ConfigError(
+                f"{name} is a setting of the whole client, not of an answer",
+                hint="EdgeClient(...) takes it",
+            )
+    return dataclasses.replace(settings, **changes)
 
 
 class TurnChanges(TypedDict, total=False):

@@ -41,6 +41,13 @@ class Shared:
         return most if self.welcome is None else min(most, self.welcome.limits.max_context_tokens)
 
     @property
+    def has_engine_behind(self) -> bool:
+        """Whether what answers is known to be somebody else's engine: behind this device, or behind
+        its verifier."""
+        welcome = self.welcome
+        return bool(self.settings.upstream or (welcome and "behind" in welcome.features))
+
+    @property
     def whose_context(self) -> str:
         """What to say where a prompt does not fit into the context, and that is not the one of the
         model that answers; empty where it is."""

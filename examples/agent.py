@@ -5,16 +5,19 @@
 
 While the link is down the device answers, in the same shapes; what it wrote alone is counted in
 `usage.moa`. Without that field, as from another endpoint, nobody knows whether it is verified.
+These tools only look. Before one that acts, ask with `extra_body={"moa": {"mode": "hold"}}`, which
+sends verified calls alone, or look at `choices[0].moa.verified`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 from openai.types import CompletionUsage
 
 CITIES = {"Rome": 31, "Paris": 24}
@@ -107,8 +110,11 @@ def run(
 
 if __name__ == "__main__":
     endpoint = os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8080/v1")
-    run(
-        OpenAI(base_url=endpoint, api_key="any"),
-        "Is it hot in Rome?",
-        steps=list(TOOLS),
-    )
+    try:
+        run(
+            OpenAI(base_url=endpoint, api_key="any"),
+            "Is it hot in Rome?",
+            steps=list(TOOLS),
+        )
+    except APIConnectionError:
+        sys.exit(f"nothing answers at {endpoint}: start edge-client serve, or set OPENAI_BASE_URL")

@@ -7,9 +7,10 @@ python examples/langchain_chat.py                    # pip install langchain-ope
 from __future__ import annotations
 
 import os
+import sys
 
 from langchain_openai import ChatOpenAI
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 ENDPOINT = os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8080/v1")
 
@@ -28,4 +29,7 @@ def main(endpoint: str = ENDPOINT, prompt: str = "What is 17 plus 25?") -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except APIConnectionError:
+        sys.exit(f"nothing answers at {ENDPOINT}: start edge-client serve, or set OPENAI_BASE_URL")

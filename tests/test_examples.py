@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -72,7 +73,30 @@ def test_a_program_without_an_address_says_how_it_is_called(name: str) -> None:
     assert line.startswith(f"usage: python examples/{name}.py ws://HOST:PORT")
 
 
+NEEDS_AN_ENDPOINT = sorted(
+    name for name, file in FILES.items() if "OPENAI_BASE_URL" in file.read_text()
+)
+
+
+@pytest.mark.parametrize("name", NEEDS_AN_ENDPOINT)
+def test_a_program_whose_endpoint_is_not_there_says_so_in_a_line(name: str) -> None:
+    """It was eighty lines of libraries."""
+    if name.startswith("langchain"):
+        pytest.importorskip("langchain_openai")
+    ended = subprocess.run(
+        [sys.executable, FILES[name]],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1"},
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("nothing answers at http://127.0.0.1:9/v1: start edge-client serve")
+
+
 def test_the_programs_that_need_an_address_are_found() -> None:
+    assert {"agent", "openai_stream"} <= set(NEEDS_AN_ENDPOINT)
     assert {"ask", "batch", "conversation", "robot", "stream"} <= set(NEEDS_AN_ADDRESS)
 
 

@@ -148,7 +148,18 @@ def address_of(url: str) -> str:
             hint="give the key in MOA_UPSTREAM_KEY or with --upstream-key-file",
         )
     path = parts.path.rstrip("/") or "/v1"
+    route = next((one for one in _OF_ROUTES if path.endswith(one)), "")
+    if route:
+        meant = f"{parts.scheme}://{parts.netloc}{path.removesuffix(route)}"
+        raise UsageError(
+            f"{safe_line(url)} is the address of one route of an upstream",
+            hint=f"did you mean {safe_line(meant)}?",
+        )
     return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+_OF_ROUTES = ("/chat/completions", "/completions", "/responses", "/messages", "/models")
+"""What stands behind an upstream's address in those of its routes."""
 
 
 class Abilities(NamedTuple):
@@ -831,12 +842,18 @@ def _check(
         said = error_text(msgspec.json.decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         said = f"HTTP {status}"
-    if status in (401, 403):
+    if status == httpx.codes.UNAUTHORIZED:
         raise UpstreamError(
             f"the upstream refuses the key: {said}",
             later=False,
-            always=status == httpx.codes.UNAUTHORIZED,  # 403 may be about what was asked
+            always=True,
             hint="set MOA_UPSTREAM_KEY, or --upstream-key-file",
+        )
+    if status == httpx.codes.FORBIDDEN:
+        raise UpstreamError(
+            f"the upstream refuses this request: {said}",
+            later=False,
+            hint="HTTP 403: what this key may use is its to say, or it does not want this text",
         )
     if status in (408, 425, 429) or status >= 500 or status < 400:
         raise UpstreamError(f"the upstream cannot answer now: {said}", retry_after=_pause(response))

@@ -130,13 +130,13 @@ async def _welcome(client: EdgeClient, console: Console) -> str:
     # The bundle does not know whose model answers behind an upstream's address.
     model = "" if endpoint.upstream else f"{named(manifest.target.source)} at "
     console.print(safe_text(f"{model}{endpoint.name}, with {drafter} on this device"), style="dim")
-    _tell_of_the_toy(client, console)
     try:
         await client.wait_online(_LOOK_SECONDS)
         await client.link.wait_answered(_LOOK_SECONDS)
         trouble = client.link.away
     except MoaError as error:
         trouble = error.line()
+    _tell_of_the_toy(client, console)  # what it is good for depends on what answers beside it
     if not trouble:
         console.print("online", style="green")
         return ""
@@ -149,8 +149,12 @@ async def _welcome(client: EdgeClient, console: Console) -> str:
 
 def _tell_of_the_toy(client: EdgeClient, console: Console) -> None:
     """Print that the model is the embedded toy, if it is."""
-    settings = client.settings
-    remark = toy(settings.bundle, settings.upstream, client.shared.max_context)
+    shared = client.shared
+    remark = toy(
+        client.settings.bundle,
+        beside_an_engine=shared.has_engine_behind,
+        context=shared.max_context,
+    )
     if remark:
         console.print(remark, style="yellow")
 

@@ -96,12 +96,25 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: Modul
                 model = endpoint.EdgeAnswerer(client, serve.model_name).model
                 leave_out_what_is_loaded()  # the garbage collector need not look at it again
                 _print(f"chat page and API at {address} (model {safe_line(model)}); Ctrl-C ends")
-                context = client.shared.max_context
-                if remark := toy(settings.bundle, settings.upstream, context):
-                    _tell(remark)
-                look = asyncio.create_task(tell_of_the_verifier(client))
+                look = asyncio.gather(_tell_of_the_toy(client), tell_of_the_verifier(client))
                 await stop.wait()
                 look.cancel()
+
+
+async def _tell_of_the_toy(client: EdgeClient) -> None:
+    """Print what the device's model is, if that is the embedded toy. What it is good for depends on
+    what answers beside it, which is waited for a moment."""
+    shared = client.shared
+    if client.link is not None and not shared.has_engine_behind:
+        with contextlib.suppress(MoaError):
+            await client.wait_online(_NAMED_SECONDS)
+    remark = toy(
+        client.settings.bundle,
+        beside_an_engine=shared.has_engine_behind,
+        context=shared.max_context,
+    )
+    if remark:
+        _tell(remark)
 
 
 async def tell_of_the_verifier(client: EdgeClient, look_seconds: float = _LOOK_SECONDS) -> None:
@@ -142,10 +155,19 @@ def _state(link: VerifierLink, trouble: str) -> str:
     return "offline" if link.endpoint.upstream else "no verifier now"
 
 
+class _WithPeer(logging.Formatter):
+    """Writes at a line's end whose request or connection it is about, where that is known."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Returns a line."""
+        peer = getattr(record, "peer", "")
+        return super().formatMessage(record) + (f" [{safe_line(peer)}]" if peer else "")
+
+
 def _log_with_times() -> None:
     """Begin each line of the log with its time."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", _time_format()))
+    handler.setFormatter(_WithPeer("%(asctime)s %(message)s", _time_format()))
     logging.getLogger().addHandler(handler)
 
 

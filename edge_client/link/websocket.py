@@ -255,6 +255,8 @@ class VerifierLink:
         self.dialling.cut = cut
         if cut:
             self.drop()
+        else:
+            self.dialling.last_error = None  # that it was cut off is no news any more
         self.new_turn()
 
     async def wait_up(self, seconds: float) -> None:

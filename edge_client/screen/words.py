@@ -10,7 +10,7 @@ _TOY = (
     "this is the embedded toy model, which knows sixteen exercises: `moa-edge up TARGET"
     " --device-model MODEL` runs your own models (docs/real-models.md)"
 )
-_TOY_BESIDE_AN_UPSTREAM = (
+_TOY_BESIDE_AN_ENGINE = (
     "the device's model is the embedded toy, which knows sixteen exercises, and limits prompt and"
     " answer to its context of {:,} tokens, online too: for useful answers offline, and for longer"
     " texts, give --bundle (docs/upstream.md says how to make one)"
@@ -19,13 +19,13 @@ _TOY_BESIDE_AN_UPSTREAM = (
 _MORE_ROOM = "its model is the embedded toy, and --bundle with one of your own has more room"
 
 
-def toy(bundle: str, upstream: str = "", context: int = 0) -> str:
+def toy(bundle: str, *, beside_an_engine: bool = False, context: int = 0) -> str:
     """What to say once where the device has the embedded model, with the embedded target behind it
-    or an upstream; empty where it has a bundle of its own. `context` is what prompt and answer may
-    have together."""
+    or somebody else's engine; empty where it has a bundle of its own. `context` is what prompt and
+    answer may have together."""
     if bundle:
         return ""
-    return _TOY_BESIDE_AN_UPSTREAM.format(context) if upstream else _TOY
+    return _TOY_BESIDE_AN_ENGINE.format(context) if beside_an_engine else _TOY
 
 
 def whose_tokens(reason: str, bundle: str, upstream: str) -> str:

@@ -347,7 +347,11 @@ class EdgeAnswerer:
         link = self._client.link
         welcome = self._client.shared.welcome
         settings = self._client.settings
-        remark = toy(settings.bundle, settings.upstream, self.context)
+        remark = toy(
+            settings.bundle,
+            beside_an_engine=self._client.shared.has_engine_behind,
+            context=self.context,
+        )
         about = {
             # The embedded models on both ends: the page says what they can do
             "demo": not settings.bundle and not settings.upstream,

@@ -134,6 +134,9 @@ class Guard:
         host, port = scope.get("client") or ("", 0)
         peer = f"{host}:{port}" if host else ""
         why = [safe_line(refusal.code)] if refusal.code else []
+        if refusal.code == "unsupported_parameter" and refusal.param:
+            # A name of our own lists, and none of a request's words.
+            why.append(safe_line(refusal.param, 40))
         if refusal.limit:
             why.append(f"limit {safe_line(refusal.limit)}")
         if why:

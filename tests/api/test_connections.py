@@ -229,6 +229,17 @@ async def test_a_refused_prompt_is_logged_now_and_then_and_nothing_of_it(
     ]
 
 
+async def test_a_parameter_that_is_not_supported_is_named_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with served(says("x")) as (_, address), browser(address) as client:
+        body = {"model": "m", "prompt": "a", "suffix": "secret"}
+        assert (await client.post("/v1/completions", json=body)).status_code == 400
+    assert caplog.messages == [
+        "refused with 400: POST /v1/completions (unsupported_parameter, suffix)"
+    ]
+
+
 def contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """A server's context, and a client's that trusts it."""
     chain, key = certificate(folder)

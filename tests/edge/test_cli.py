@@ -7,6 +7,7 @@ import contextlib
 import errno
 import io
 import json
+import logging
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ from rich.console import Console
 from edge_client.cli import main, options
 from edge_client.cli.chat import _welcome
 from edge_client.cli.generate import JsonAnswer, _tell_unverified, not_verified
-from edge_client.cli.serve import _serve, tell_of_the_verifier
+from edge_client.cli.serve import _serve, _WithPeer, tell_of_the_verifier
 from edge_client.client import EdgeClient
 from edge_client.device import embedded_bundle
 from edge_client.events import Link, Prompt, Token
@@ -855,3 +856,11 @@ async def test_a_full_disk_under_its_lines_ends_no_endpoint(
     nobody = SimpleNamespace(link=None)
     await tell_of_the_verifier(nobody)  # type: ignore[arg-type]
     assert len(written) == 2, "each of its lines was tried"
+
+
+def test_a_line_of_the_log_says_who_it_is_about() -> None:
+    """Which program sent what is no request was found by `ss` alone."""
+    written = _WithPeer("%(message)s")
+    about = {"msg": "refused with 400", "peer": "127.0.0.1:4567"}
+    assert written.format(logging.makeLogRecord(about)) == "refused with 400 [127.0.0.1:4567]"
+    assert written.format(logging.makeLogRecord({"msg": "drained"})) == "drained"

@@ -9,10 +9,11 @@ from typing import Any, cast, get_type_hints
 
 import pytest
 
+from edge_client import EdgeClient, ask
 from edge_client.settings import ClientSettings, SettingChanges
 from edge_client.turn.budget import Spending
 from edge_client.turn.guard import OfflineGuard, OfflineLimits
-from moa.errors import UsageError
+from moa.errors import ConfigError, UsageError
 from moa.manifest import Acceptance, Calibration, Offline, TreeUsed
 
 
@@ -247,3 +248,20 @@ def test_an_answer_that_is_not_worth_showing_is_not_shown_unless_asked_for(
     assert OfflineGuard.of(calibration, stop_at, lambda: informed).stops(range(tokens)) == stops
     from_before = _calibrated((0.9,))
     assert not OfflineGuard.of(from_before, -1, lambda: informed).stops(range(0))
+
+
+def test_a_setting_that_there_is_not_is_refused_by_name() -> None:
+    wrong: dict[str, Any] = {"upstrem": "gpu:8000"}
+    with pytest.raises(ConfigError, match="unknown setting 'upstrem'") as refused:
+        EdgeClient(**wrong)
+    assert refused.value.hint == "did you mean upstream?"
+    with pytest.raises(ConfigError, match="unknown setting 'upstrem'"):
+        ask("hi", **wrong)
+
+
+async def test_an_answer_has_no_verifier_to_itself() -> None:
+    """It was ignored without a word."""
+    wrong: dict[str, Any] = {"verifier": "ws://gpu:8765"}
+    async with EdgeClient(offline=True) as client:
+        with pytest.raises(ConfigError, match="a setting of the whole client"):
+            await anext(client.generate("hi", **wrong))

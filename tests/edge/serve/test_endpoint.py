@@ -129,7 +129,9 @@ async def test_hold_waits_for_the_link_and_provisional_text_is_corrected(linked:
             break  # there is text, and none of it is verified
     await stream.close()
     held = asyncio.create_task(truth_of(api))
-    await switch(api, connected=True)
+    async with plain(api) as client:
+        told = (await client.post("/moa/link", json={"connected": True})).json()
+    assert "on purpose" not in told["detail"], "that is over"
     assert await held == truth
 
 

@@ -14,7 +14,7 @@ from tests.verifier.upstream.scripted import chunk, running, stream, whole
 from tests.verifier.upstream.test_telling import QUESTION, served
 
 REFUSES = whole({"error": {"message": "flagged"}}, "403 Forbidden")
-WHY = "the upstream refuses the key: flagged"
+WHY = "the upstream refuses this request: flagged"
 GOOD = stream(chunk(" The upstream says this."), chunk("", "stop"), "data: [DONE]\n\n")
 
 

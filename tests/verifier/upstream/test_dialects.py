@@ -136,6 +136,9 @@ def test_auto_goes_by_who_owns_the_models() -> None:
 
 def test_addresses() -> None:
     assert address_of("gpu:8000") == "http://gpu:8000/v1"
+    with pytest.raises(UsageError) as route:
+        address_of("http://gpu:8000/v1/chat/completions/")
+    assert route.value.hint == "did you mean http://gpu:8000/v1?"
     assert address_of("https://api.example/openai/v1/") == "https://api.example/openai/v1"
     for wrong in ("ftp://x", "http://", "http://me:secret@gpu/v1", "http://gpu/v1?key=1"):
         with pytest.raises(UsageError):

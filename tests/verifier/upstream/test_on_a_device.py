@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from cloud_verifier.settings import Settings
+from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from cloud_verifier.upstream.client import Upstreams
 from cloud_verifier.upstream.contract import UpstreamError
 from edge_client import EdgeClient
@@ -157,6 +159,23 @@ async def test_the_chat_says_that_the_device_has_the_toy() -> None:
         await _welcome(device, console)
         assert "the embedded toy" not in console.file.getvalue()  # type: ignore[attr-defined]
         assert not EdgeAnswerer(device, "big").status()["toy"]
+
+
+async def test_the_toy_beside_a_verifier_of_an_engine_limits_texts_and_is_not_the_target() -> None:
+    """`moa-edge up` was named, which is of no use there."""
+    async with running(GOOD) as upstream:
+        settings = Settings(port=0, upstream=(upstream.url,), upstream_api="completions")
+        async with (
+            UpstreamVerifier(settings, upstreams_of(settings)).open() as verifier,
+            EdgeClient(verifier=verifier.transport.url) as device,
+        ):
+            console = Console(file=io.StringIO(), width=300)
+            await _welcome(device, console)
+            (remark,) = EdgeAnswerer(device).status()["toy"]
+            context = device.shared.max_context
+    assert f"its context of {context:,} tokens" in remark
+    assert "moa-edge up" not in remark
+    assert remark in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 async def test_bench_measures_the_upstream(capsys: pytest.CaptureFixture[str]) -> None:
