@@ -203,7 +203,7 @@ class Service:
         if (wait := budget.wait(tokens, now)) > 0:
             raise Refusal(
                 Code.BUSY,
-                "too many tokens a second",
+                "your key's limit of tokens a second is reached",
                 limit="max_tokens_per_second",
                 retry_after_ms=int(1000 * wait) + 1,
             )

@@ -103,7 +103,9 @@ class SessionTable:
         if own >= self._limits.max_sessions_per_principal:
             dropped = self._drop_oldest("sessions", session.principal)
             if not dropped:
-                raise self._busy(session, f"{own} sessions are open", "max_sessions_per_principal")
+                raise self._busy(
+                    session, f"{own} sessions of your key are open", "max_sessions_per_principal"
+                )
         total = len(self._sessions)
         if total >= self._limits.max_sessions:
             dropped = self._drop_oldest("sessions")

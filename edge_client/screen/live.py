@@ -216,7 +216,12 @@ class LiveView(View):
             self._live.stop()
         self._console.print(self.open_text())
         if self._answer.done is not None:
-            line = summary(self._answer.done, self._answer.statuses, more=self._more)
+            line = summary(
+                self._answer.done,
+                self._answer.statuses,
+                more=self._more,
+                why=self._link.detail if self._link.state == "late" else "",
+            )
             if self._context:
                 used = len(self._answer.prompt) + len(self._answer.texts)
                 line += f" · context {used} of {self._context}"
@@ -255,10 +260,10 @@ class _Status:
         return status.append(waiting(self._clock() - self._changed_at), style="dim")
 
 
-def summary(done: Done, statuses: Sequence[Status], *, more: str = "") -> str:
+def summary(done: Done, statuses: Sequence[Status], *, more: str = "", why: str = "") -> str:
     """Returns one line about a turn that has ended: its speed, and how much of it is verified.
     `statuses` has the status of each token, `more` says how to go on with an answer that was
-    cut."""
+    cut, `why` what kept a verifier that is reached from verifying it."""
     stats = done.stats
     first = stats["first_token_seconds"]
     # Speed up to the last token: a wait for the link after it is no part.
@@ -276,7 +281,8 @@ def summary(done: Done, statuses: Sequence[Status], *, more: str = "") -> str:
         parts += [f"RTT {stats['rtt_ms']:.0f} ms", f"{kilobytes:.1f} kB"]
     if stats["retracted"]:
         parts.append(f"{stats['retracted']} corrected")
-    parts.append(how_much_is_verified(done, statuses))
+    verified = how_much_is_verified(done, statuses)
+    parts.append(f"{verified}: {safe_line(why)}" if why and not done.verified else verified)
     if done.reason == "length":
         parts.append(f"cut at {tokens(stats['tokens'])}" + (f": {more}" if more else ""))
     elif done.reason not in ("eos", "stop"):

@@ -88,6 +88,8 @@ class TurnMachine:
     """Whether the drafter has failed."""
     _state: LinkState | None = None
     """The state of the link, as the user was told last."""
+    _detail: str = ""
+    """Why it is so, as the user was told last."""
     _rechecks: bool = False
     """Whether the answer had ended, and its text is checked while nobody waits."""
     _reading: bool = False
@@ -450,6 +452,7 @@ class TurnMachine:
         match classify(error):
             case Failure.NOT_NOW:
                 self.session.receive(error)
+                self.reach.refused_for_now(error)
                 self._pause(now, error.retry_after_ms / 1000)
                 if self._rechecks and error.code != Code.INTERNAL:
                     # Nobody waits, and the verifier has asked for this pause: its time to answer
@@ -629,9 +632,12 @@ class TurnMachine:
             )
 
     def _say(self, state: LinkState, detail: str = "") -> None:
-        """Tell the user the state of the link, if it has changed."""
-        if state != self._state:
+        """Tell the user the state of the link, if it has changed, or it is known now why the
+        verifier is late."""
+        says_why = state == "late" and detail not in ("", self._detail)
+        if state != self._state or says_why:
             self._state = state
+            self._detail = detail
             self._events.append(Link(state=state, detail=detail))
 
     def _reason(self) -> Reason:

@@ -16,6 +16,8 @@ from moa.wire.messages import Error
 _SETBACKS = 8
 """Attempts to repair a session without a verified token in between; then the device continues
 offline in this turn."""
+_NO_ROOM = (Code.BUSY, Code.DEADLINE)
+"""Refusals for now because of what others, or this user's other sessions, do."""
 _LOSSES = 32
 """Connections that may be lost without a verified token in between: a bad link loses many."""
 
@@ -45,6 +47,8 @@ class Reachability:
     if there is none."""
     unanswered: str = ""
     """That this engine has answered nothing yet, in words; empty if it has."""
+    not_now: str = ""
+    """With which refusal for now the verifier answers, in words; empty once tokens have come."""
     given_up: str = ""
     """Why the verifier is not asked again in this turn."""
     setbacks: int = 0
@@ -81,8 +85,19 @@ class Reachability:
         self.setbacks += 1
         return self.setbacks >= _SETBACKS
 
+    def refused_for_now(self, error: Error) -> None:
+        """Note why the verifier has no room for this turn now: it is no fault of the network, and
+        may be a limit of this user's own. The limit's name is for whoever runs the verifier."""
+        if error.code not in _NO_ROOM:
+            return
+        words = error.message
+        if error.limit:
+            words = f"the verifier refuses for now: {words} ({error.limit})"
+        self.not_now = safe_line(words)
+
     def progressed(self) -> None:
         """Count failures from zero, because verified tokens have come."""
+        self.not_now = ""
         self.retry.progressed()
         self.setbacks = 0
         self._losses = 0
@@ -102,7 +117,9 @@ class Reachability:
             return "refused", self.given_up
         if self.link == "up":
             # The verifier is connected; what writes the text may not be.
-            return ("offline", self.away) if self.away else ("late", self.unanswered)
+            if self.away:
+                return "offline", self.away
+            return "late", self.unanswered or self.not_now
         if self.link == "refused":
             return "refused", self._why_down
         if self._why_down:

@@ -408,6 +408,15 @@ def test_figures_of_the_link_are_not_of_an_answer_that_had_no_part_in_it() -> No
     assert "RTT 9 ms" in summary(Done(reason="eos", verified=True, text="one", stats=stats), [])
 
 
+def test_the_last_line_says_why_a_verifier_that_is_reached_has_verified_nothing() -> None:
+    why = "the verifier refuses for now: your key's limit is reached (max_tokens_per_second)"
+    events = [Prompt(ids=[1]), Link(state="late", detail=why), token(1, "a", "provisional")]
+    assert f"nothing verified: {why}" in " ".join(
+        shown([*events, done("a", verified=False)]).split()
+    )
+    assert why not in shown([*events, Link(state="online"), done("a")])
+
+
 def test_a_line_in_a_pipe_stays_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     make_console().print("word " * 60 + "[end] :smile:")
     assert capsys.readouterr().out == "word " * 60 + "[end] :smile:\n"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from edge_client.events import Link
 from edge_client.settings import ClientSettings
 from edge_client.turn.deadlines import Patience
+from edge_client.turn.reachability import Reachability
 from moa.errors import LinkError, RemoteError
 from moa.wire.messages import Close, Error, Foresee, Open, StreamTokens
 from tests.edge.turn.world import World, truth
@@ -106,6 +109,33 @@ def test_a_busy_verifier_is_asked_when_it_said() -> None:
     ends_exact(world)
     first, second = [at for at, message in world.verifier.requests if isinstance(message, Open)]
     assert 0.25 <= second - first - 2 * world.latency - world.verifier.forward <= 0.35
+
+
+@BOTH
+@pytest.mark.parametrize("patience", [Patience(offline_after=0.01), Patience()])
+def test_a_reader_at_a_limit_of_his_own_is_told_so_in_the_end(
+    draft: Any, patience: Patience
+) -> None:
+    """Of a verifier that "did not answer in time" the helpdesk looks for a fault of the network."""
+    world = World(draft=draft, patience=dataclasses.replace(patience, settle=1.0))
+    world.verifier.limit = "max_tokens_per_second"
+    world.trouble("busy")
+    world.run()
+    last = [event for event in world.reader.events if isinstance(event, Link)][-1]
+    assert last.state == "late"
+    assert last.detail == (
+        "the verifier refuses for now: as the test has it (max_tokens_per_second)"
+    )
+
+
+def test_a_refusal_is_forgotten_where_tokens_have_come_since() -> None:
+    reach = Reachability(link="up")
+    reach.refused_for_now(Error("busy", "all 4 slots are busy", limit="slots"))
+    assert reach.news() == ("late", "the verifier refuses for now: all 4 slots are busy (slots)")
+    reach.progressed()
+    assert reach.news() == ("late", "")
+    reach.refused_for_now(Error("internal", "a fault"))
+    assert reach.news() == ("late", ""), "that is no matter of room"
 
 
 def test_a_verifier_cannot_ask_for_an_hour() -> None:

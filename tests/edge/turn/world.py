@@ -110,6 +110,8 @@ class Verifier(SteppedHistories):
         """The messages that the fault concerns."""
         self.forward = 0.01
         self.retry_after_ms = 0
+        self.limit = ""
+        """Which limit it names with a refusal."""
         self.claims = 0.0
         """Seconds that it says each answer took, beyond those it did."""
         self.requests: list[tuple[float, ClientMessage]] = []
@@ -129,7 +131,8 @@ class Verifier(SteppedHistories):
                 self.known.pop(session, None)
             if isinstance(message, Resume):
                 return [Resumed(session, "gone")]
-            return [Error(self.fault, "as the test has it", session, round, self.retry_after_ms)]
+            pause, limit = self.retry_after_ms, self.limit
+            return [Error(self.fault, "as the test has it", session, round, pause, limit)]
         return self.answers(message, (1000 * self.claims, 1000 * (self.forward + self.claims)))
 
 
