@@ -16,6 +16,7 @@ from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.settings import Settings
 from moa import __version__
+from moa.target.identity import short_id
 from moa.tree import TreeShape
 
 
@@ -33,6 +34,7 @@ class Verifier(Server):
             dtype=machine.dtype,
             device=machine.device,
             decoder=served.target.capabilities.decoder,
+            computes=short_id(served.facts.computes),
         ).set(1)
         metrics.pages.set(served.target.cache.pages)
         scheduler = Scheduler(

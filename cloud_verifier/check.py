@@ -15,6 +15,7 @@ from cloud_verifier.model import load
 from cloud_verifier.settings import Settings
 from moa.cli.working import Tell, untold
 from moa.target.contract import KVCache, Target
+from moa.target.identity import short_id
 from moa.target.rows import Row
 
 _TREES = (1, 8, 16, 32, 64)
@@ -62,6 +63,7 @@ def measure(settings: Settings, tell: Tell = untold) -> dict[str, Any]:
         "decoder": target.capabilities.decoder,
         "batch_invariant": target.capabilities.batch_invariant,
         "verified_means": target.capabilities.promise,
+        "computes": short_id(facts.computes),
         "device": machine.device,
         "machine": machine.hardware,
         "dtype": machine.dtype,

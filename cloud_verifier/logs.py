@@ -47,6 +47,7 @@ _FIELDS = (
     "device",
     "slots",
     "decoder",
+    "computes",
     "kv_megabytes",
     "resident_megabytes",
     "records",

@@ -66,7 +66,7 @@ class Metrics:
         self.info = gauge(
             "info",
             "What is served, and by what; always 1",
-            ("version", "model", "dtype", "device", "decoder"),
+            ("version", "model", "dtype", "device", "decoder", "computes"),
         )
         self.waiting_answers = gauge(
             "api_waiting_answers",

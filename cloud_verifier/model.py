@@ -27,6 +27,7 @@ from moa.graph.load import LoadedGraph
 from moa.llama.memory_plan import LlamaPlan
 from moa.records import DTYPES
 from moa.target.contract import ExpectedLoad, LoadOptions, Target
+from moa.target.identity import short_id
 from moa.target.loading import read_facts, tokenizer_hash_of
 from moa.target.memory_plan import DrafterMemory, MemoryPlan, plan_memory
 from moa.target.registry import open_target, source_of
@@ -89,6 +90,7 @@ def load(settings: Settings) -> Served:
             "event": "loaded",
             "device": served.target.machine.device,
             "decoder": served.target.capabilities.decoder,
+            "computes": short_id(served.facts.computes),
             "seconds": round(time.monotonic() - began, 3),
             "slots": served.facts.slots,
             "kv_megabytes": round(served.target.memory.kv_bytes / 1e6),

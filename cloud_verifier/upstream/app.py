@@ -196,6 +196,7 @@ class UpstreamVerifier(Server):
             dtype="",
             device="upstream",
             decoder=self._interface,
+            computes="",
         ).set(1)
         self.service.facts = dataclasses.replace(
             self.service.facts,

@@ -35,6 +35,8 @@ SHAPES = "shapes.json"
 SCHEME = "v2-"
 """What identities of weights begin with: of every byte. Those before were 64 hex digits, of some
 bytes of each tensor."""
+_SHORT = 12
+"""Characters of an identity that people are shown."""
 _LARGEST_HEADER = 100_000_000  # the safetensors format's own limit
 _MOST_DIMENSIONS = 64
 _BITS = {
@@ -351,6 +353,11 @@ def computation_id(weights: str, folder: Path | None, *, dtype: str, quantize: s
 def identity_of(weights: str, about: Mapping[str, Any]) -> str:
     """The identity of weights, and of what decides what is computed with them."""
     return SCHEME + _digest({"weights": weights, **about}).hexdigest()
+
+
+def short_id(identity: str) -> str:
+    """The beginning of an identity, for people who compare two; empty if there is none."""
+    return identity.removeprefix(SCHEME)[:_SHORT]
 
 
 # ---- digests that are kept

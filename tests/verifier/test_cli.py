@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from edge_client.settings import ClientSettings
 from moa.cli.command_line import CommandParser, add_flags
 from moa.errors import UsageError
 from moa.process.listening import Port
-from moa.target.identity import SCHEME
+from moa.target.identity import SCHEME, short_id
 from moa.wire import SUBPROTOCOL, ClientSession, decode_server, encode
 from moa.wire.limits import Limits
 from moa.wire.messages import Hello, Message, ServerMessage, Welcome
@@ -145,6 +146,8 @@ def test_serve_until_sigterm(pair: tuple[Path, Path]) -> None:
     assert list(told)[:6] == ["start", "memory", "loaded", "listening", "connected", "opened"]
     assert set(list(told)[6:]) == {"disconnected", "drain", "stopped"}
     assert list(told)[-1] == "stopped"
+    # An operator compares replicas by it: who began an answer at one goes on at no other one.
+    assert told["loaded"]["computes"] == short_id(welcome.computes) != ""
     found = told["listening"]["url"], told["loaded"]["slots"], told["opened"]["prompt_tokens"]
     assert (*found, told["disconnected"]["principal"]) == (url, 4, 3, "anonymous")
 
@@ -562,6 +565,7 @@ def test_check_prints_figures(
         *(f"timing forwards of {nodes} tokens" for nodes in (8, 16, 32, 64)),
     ]
     assert figures["slots"] == 4
+    assert re.fullmatch("[0-9a-f]{12}", figures["computes"]), "what replicas are compared by"
     assert figures["kv_tokens"] == 4 * (256 + 64), "no more than all slots can hold"
     assert figures["fits"] == [{"tokens": 256, "sessions": 4}], "a full context is among them"
     assert figures["kv_bytes_per_token"] == 2 * 4 * 2 * 16 * 4

@@ -35,6 +35,7 @@ from moa import __version__
 from moa.chat import template
 from moa.errors import UsageError
 from moa.process.listening import Port
+from moa.target.identity import short_id
 from tests.api.large import LARGE, large_request
 from tests.api.scripted import check_that_the_loop_turns
 from tests.edge.serve.pair import embedded, served
@@ -532,7 +533,7 @@ async def test_limits_are_named(both: Both) -> None:
 
 
 async def test_the_operators_page_reads_the_metrics(both: Both) -> None:
-    _, client = both
+    verifier, client = both
     await client.completions.create(model=MODEL, prompt="a", max_tokens=3)
     base = str(client.base_url).removesuffix("/v1/")
     async with httpx.AsyncClient(base_url=base, trust_env=False) as browser:
@@ -554,6 +555,8 @@ async def test_the_operators_page_reads_the_metrics(both: Both) -> None:
     (served,) = (line for line in metrics.splitlines() if line.startswith("moa_info{"))
     assert f'model="{MODEL}"' in served
     assert f'version="{__version__}"' in served
+    assert f'computes="{short_id(verifier.service.facts.computes)}"' in served
+    assert 'computes=""' not in served
 
 
 async def test_both_ends_give_the_embedded_target_one_name() -> None:

@@ -194,8 +194,9 @@ function drawBars(reading) {
 function tell(reading) {
   const [served] = reading.now.get("moa_info") ?? [];
   if (!served) return;
-  const { model, dtype, device, decoder, version } = served.labels;
+  const { model, dtype, device, decoder, version, computes } = served.labels;
   const parts = [model, `${dtype} on ${device}, ${decoder}`, `version ${version}`];
+  if (computes) parts.push(`computes ${computes}`);
   if (reading.has("process_start_time_seconds")) {
     parts.push(
       `running for ${lasting(Date.now() / 1000 - reading.value("process_start_time_seconds"))}`,
