@@ -65,13 +65,15 @@ class LiveView(View):
         markdown: MarkdownLines | None = None,
         who_verifies: str = "the verifier",
         trouble: str = "",
+        goes_on: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a view for this terminal. `context` is how many tokens the context holds, if the
         reader is to know how full it is; `more` says how to go on with an answer that was cut.
         `markdown` draws the lines; without it they are shown as they were written. `trouble` is what
-        the reader was told of the link before."""
+        the reader was told of the link before. `goes_on`: there is text of the answer from before."""
         self._console = console
+        self._goes_on = goes_on
         self._who_verifies = who_verifies
         self._trouble = trouble
         self._markdown = markdown
@@ -221,6 +223,7 @@ class LiveView(View):
                 self._answer.statuses,
                 more=self._more,
                 why=self._link.detail if self._link.state == "late" else "",
+                goes_on=self._goes_on,
             )
             if self._context:
                 used = len(self._answer.prompt) + len(self._answer.texts)
@@ -260,10 +263,21 @@ class _Status:
         return status.append(waiting(self._clock() - self._changed_at), style="dim")
 
 
-def summary(done: Done, statuses: Sequence[Status], *, more: str = "", why: str = "") -> str:
+_NOTHING = "nothing verified"
+
+
+def summary(
+    done: Done,
+    statuses: Sequence[Status],
+    *,
+    more: str = "",
+    why: str = "",
+    goes_on: bool = False,
+) -> str:
     """Returns one line about a turn that has ended: its speed, and how much of it is verified.
     `statuses` has the status of each token, `more` says how to go on with an answer that was
-    cut, `why` what kept a verifier that is reached from verifying it."""
+    cut, `why` what kept a verifier that is reached from verifying it, `goes_on` that the turn was
+    the end of an answer whose beginning was there."""
     stats = done.stats
     first = stats["first_token_seconds"]
     # Speed up to the last token: a wait for the link after it is no part.
@@ -282,6 +296,8 @@ def summary(done: Done, statuses: Sequence[Status], *, more: str = "", why: str 
     if stats["retracted"]:
         parts.append(f"{stats['retracted']} corrected")
     verified = how_much_is_verified(done, statuses)
+    if goes_on and verified == _NOTHING:
+        verified = "nothing of this part verified"  # what stood before may be
     parts.append(f"{verified}: {safe_line(why)}" if why and not done.verified else verified)
     if done.reason == "length":
         parts.append(f"cut at {tokens(stats['tokens'])}" + (f": {more}" if more else ""))
@@ -302,7 +318,7 @@ def how_much_is_verified(done: Done, statuses: Sequence[Status]) -> str:
         return "verified"
     unverified = sum(status != "verified" for status in statuses)
     if unverified == len(statuses):
-        return "nothing verified"
+        return _NOTHING
     ending = statuses[len(statuses) - unverified :]
     all_at_the_end = all(status != "verified" for status in ending)
     which = "the last " if all_at_the_end else ""

@@ -67,6 +67,7 @@ def make_view(
         markdown=markdown,
         who_verifies=who_verifies,
         trouble=trouble,
+        goes_on=bool(markdown_after),
     )
 
 

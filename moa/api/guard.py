@@ -180,7 +180,8 @@ class Guard:
         with its traceback, but not for every request: a flood of them must not fill the log."""
         match error:
             case HTTPException(status_code=404):
-                return ApiError(404, f"there is nothing at {path[:200]}")
+                hint = "" if path.startswith("/v1/") else ": OpenAI's routes are below /v1"
+                return ApiError(404, f"there is nothing at {path[:200]}{hint}")
             case HTTPException():
                 return ApiError(error.status_code, error.detail)
             case MoaError():

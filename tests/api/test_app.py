@@ -710,3 +710,11 @@ async def test_a_key_that_may_not_measure_is_told_its_own_totals() -> None:
             operators.append(ApiKeys(["two"])(["Bearer two"]) or "")
             assert (await client.get("/moa/status")).json()["tokens"] == 2
             assert "moa_api_tokens" in (await client.get("/metrics")).text
+
+
+async def test_who_leaves_out_v1_is_told_where_the_routes_are() -> None:
+    async with served(says("x")) as (_, address), browser(address) as client:
+        forgotten = (await client.post("/chat/completions", json=chat())).json()
+        other = (await client.get("/v1/nothing")).json()
+    assert forgotten["error"]["message"].endswith(": OpenAI's routes are below /v1")
+    assert other["error"]["message"] == "there is nothing at /v1/nothing"

@@ -113,6 +113,19 @@ def test_a_terminal_sees_everything_and_ends_with_the_text() -> None:
     assert "1 corrected" in text
 
 
+def test_a_continuation_does_not_say_that_nothing_before_it_is_verified() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=200)
+    with make_view(console=console, markdown_after="The verified beginning") as view:
+        for event in (
+            Prompt(ids=[1]),
+            token(2, " and", "provisional"),
+            done(" and", verified=False),
+        ):
+            view.take(event)
+    assert "nothing of this part verified" in screen.getvalue()
+
+
 @pytest.mark.parametrize(
     ("status", "says"),
     [("provisional", "nothing verified"), ("verified", "the last 1 token not verified")],

@@ -145,3 +145,46 @@ def test_engines_are_told_a_schema_for_an_answer_from_its_beginning(
             found = found.get(key) if isinstance(found, dict) else None
         found = json.loads(found) if isinstance(found, str) else found
         assert found == (None if begun else SCHEMA)
+
+
+_TEXT = {"type": "string"}
+_CLOSED = {"type": "object", "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "strict"),
+    [
+        (SCHEMA, True),
+        ({**_CLOSED, "properties": {"a": _TEXT}, "required": ["a"]}, True),
+        ({**_CLOSED, "properties": {"a": _TEXT}, "required": []}, None),
+        ({**_CLOSED, "properties": {"a": _TEXT}}, None),
+        ({**_CLOSED, "properties": {"a": {**_TEXT, "maxLength": 3}}, "required": ["a"]}, None),
+        (
+            {
+                **_CLOSED,
+                "properties": {"a": {"type": "array", "items": {"type": "object"}}},
+                "required": ["a"],
+            },
+            None,
+        ),
+        (
+            {
+                **_CLOSED,
+                "properties": {"a": {"anyOf": [{"$ref": "#/$defs/b"}, {"type": "null"}]}},
+                "required": ["a"],
+                "$defs": {"b": {**_CLOSED, "properties": {}, "required": []}},
+            },
+            True,
+        ),
+        ({"type": "array", "items": _TEXT}, None),
+        ({**_CLOSED, "properties": {"a": True}, "required": ["a"]}, None),
+    ],
+)
+async def test_a_schema_that_openai_takes_strictly_is_sent_so(
+    schema: dict[str, Any], strict: bool | None
+) -> None:
+    """Without `strict` its model is not held to it, and a second request may be needed."""
+    service = Service(answer="{}")
+    async with running(service) as upstream, device(upstream, "chat-whole") as client:
+        await answer(client, grammar=Grammar.of_schema(schema))
+    assert service.asked[0]["response_format"]["json_schema"].get("strict") is strict
