@@ -16,9 +16,11 @@ from export.atomic_folder import gigabytes
 from export.plan import ExportPlan, make_plan
 from export.progress import Notify, silent
 from export.source import TargetTokenizer
+from moa.cli.working import roughly
 from moa.drafters.registry import PREFIX
 from moa.errors import UnsupportedModelError, UsageError
 from moa.gguf.reader import is_gguf
+from moa.process.busy import slowdown
 from moa.target.families import refuse_as_sibling
 from moa.target.gguf_folder import file_bytes
 from moa.target.identity import text_shapes
@@ -31,13 +33,15 @@ _MORE_WEIGHTS = 1.5
 """Times the target's weights that a sibling may have: one of the two may store its head twice."""
 _BYTES_PER_TARGET_WEIGHT = 2
 """The verifier loads a target in bfloat16 on a GPU."""
-_GPUS = {"H100": 2600, "RTX 4090": 900}
+_SERVERS = {"H100": 2600, "RTX 4090": 900, "laptop": 40}
 NOT_CALIBRATED = (
     "calibration: none, so the device guesses how long it can be trusted alone;"
     " `moa-export setup --calibration FILE` measures it"
 )
 _DEVICES = {"laptop": 40, "phone": 15}
 """Memory bandwidth in GB/s that a decoder reaches."""
+_BUSY = 1.5
+"""Above this a time is told as it would be with what else runs now."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +98,14 @@ class SetupPlan:
             f" {gigabytes(self.export.memory)} of memory, and about {self.export.seconds:.0f} s on two"
             " cores that do nothing else"
         )
+        if (slower := slowdown()) > _BUSY:
+            making += f"; this machine is busy: about {roughly(slower * self.export.seconds)} s now"
         lines = [
             f"target ({self.family}): {self.target_weights / 1e9:.3g}B weights, {gigabytes(self.target_bytes)}"
             f" {self.target_form}, and {self.kv_bytes_per_token / 1024:.4g} kB of KV cache a token",
             f"bundle: {variants}",
             *([] if is_made else [making]),
-            f"a forward of the target takes at least: {_least_times(self.target_bytes, _GPUS)}",
+            f"a forward of the target takes at least: {_least_times(self.target_bytes, _SERVERS)}",
             f"a step on the device takes at least: {_least_times(largest_variant, _DEVICES)}",
             calibration,
         ]

@@ -26,7 +26,7 @@ from edge_client.screen.live import PROVISIONAL
 from edge_client.screen.markdown import MarkdownLines
 from edge_client.screen.words import not_verified, tokens, waiting
 from moa.errors import DeviceError, LinkError
-from moa.safe_text import safe_text
+from moa.safe_text import safe_line, safe_text
 
 _TICK_SECONDS = 0.2
 """How often it is said that a check still runs."""
@@ -90,8 +90,8 @@ class OfflineCheck:
         """How far the verifier has read, while it does."""
         self._is_cut_off = False
         """Whether the verifier is away again, in the middle of the check."""
-        self._is_late = False
-        """Whether the verifier is there, and does not answer in time or refuses for now."""
+        self._late = ""
+        """Why the verifier does not answer although it is there; empty where it does, or is away."""
         self._printed: int | None = None
         """Characters of the corrected answer that are on the screen; None: it stands as it was."""
 
@@ -142,8 +142,8 @@ class OfflineCheck:
                 return ""
             case "waits":
                 unverified = tokens(self._unverified_of(self._wanted))
-                if self._is_late:
-                    return f"{unverified} not verified: {self._who_verifies} does not get to it yet"
+                if self._late:
+                    return f"{unverified} not verified: {self._late}"
                 return f"{unverified} not verified: checked when {self._who_verifies} is back"
             case "checks" if self._reading is not None:
                 done, total = self._reading.done, self._reading.total
@@ -260,7 +260,7 @@ class OfflineCheck:
                 self._over(done)
                 return True
             if self._is_away:
-                self._is_late = False
+                self._late = ""
                 self.phase = "waits"
                 self._changed()
             elif is_latest_turn:
@@ -309,15 +309,17 @@ class OfflineCheck:
             self.phase = "waits" if is_away else "checks"
         if isinstance(event, Link):
             self._is_cut_off = event.state not in ("online", "late")
-            self._is_late = event.state == "late"
+            is_late = event.state == "late"
+            not_yet = event.detail or f"{self._who_verifies} does not get to it yet"
+            self._late = safe_line(not_yet) if is_late else ""
             self._note_what_is_confirmed()
         if isinstance(event, Token) and event.text:  # an end token alone changes nothing
-            self._goes_on(f"and goes on with {self._name}", len(self._told.text_of()))
+            self._goes_on(f"goes on with {self._name}", len(self._told.text_of()))
         self._told.take(event)
         self._note_reading(event)
         if isinstance(event, Retract):
             self._same = min(self._same, len(self._told.ids))
-            self._goes_on(f"and corrects {self._name}", event.characters)
+            self._goes_on(f"corrects {self._name}", event.characters)
         self._print_lines()
         self._changed()
 
@@ -341,7 +343,8 @@ class OfflineCheck:
         line."""
         self.phase = "goes on"
         if self._printed is None:
-            self._say(Text(f"{self._who_verifies} is back, {what}:", "yellow"))
+            back = "" if self._current.is_loaded else " is back, and"
+            self._say(Text(f"{self._who_verifies}{back} {what}:", "yellow"))
             self._printed = self._told.text_of()[:characters].rfind("\n") + 1
 
     def _print_lines(self) -> None:
@@ -377,12 +380,11 @@ class OfflineCheck:
     def _over(self, done: Done) -> None:
         """Say that all of the answer is verified now: as it was, or as it was corrected."""
         if self._printed is None and self._current.begun + done.text == self._before:
-            self._say(
-                Text(f"{self._who_verifies} is back: {self._name} is the target's own", "dim")
-            )
+            back = "checked" if self._current.is_loaded else f"{self._who_verifies} is back"
+            self._say(Text(f"{back}: {self._name} is the target's own", "dim"))
             return
         if self._printed is None:
-            self._goes_on(f"and corrects {self._name}", 0)
+            self._goes_on(f"corrects {self._name}", 0)
         self._print_rest(done.text)
         self._say(Text(f"checked · {tokens(len(self._told.ids))} · verified", "dim"))
 

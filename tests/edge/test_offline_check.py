@@ -500,6 +500,8 @@ async def test_a_verifier_that_is_there_and_late_is_not_said_to_be_away() -> Non
     async with pausing(answer, told=told) as (check, _):
         assert check.status == "1 token not verified: the verifier does not get to it yet"
         assert not check.is_working
+        check._take(Link(state="late", detail="the verifier refuses for now: busy"))
+        assert check.status == "1 token not verified: the verifier refuses for now: busy"
         check._take(Progress(done=1, total=2))
         assert check.status == "checking the last answer: reading, 1 of 2"
         check._take(Link(state="offline"))
@@ -607,6 +609,18 @@ async def test_an_end_that_the_device_had_not_written_is_no_correction() -> None
     check, said = await checked(Scripts(*events), answer)
     assert said == ["the verifier is back: the last answer is the target's own"]
     assert check.unverified == 0
+
+
+@pytest.mark.parametrize("text", ["alone", "another"])
+async def test_of_an_answer_that_was_loaded_nobody_is_said_to_be_back(text: str) -> None:
+    answer = written_alone(Dialogue(ClientSettings()), "one")
+    answer.is_loaded = True
+    kept = (token(1, "", "provisional"), Confirm(start=1, stop=2))
+    replaced = (Retract(start=1, stop=2, characters=0), token(1, text, "verified"))
+    events = kept if text == "alone" else (kept[0], *replaced)
+    _, said = await checked(Scripts(Prompt(ids=[1]), *events, done(text)), answer)
+    first = "checked: the last answer is the target's own"
+    assert said[0] == (first if text == "alone" else "the verifier corrects the last answer:")
 
 
 async def test_nothing_is_printed_of_the_correction_of_an_answer_that_is_gone() -> None:

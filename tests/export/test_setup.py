@@ -19,6 +19,7 @@ from export.build import step_times
 from export.cli import main
 from export.setup import Setup, make_setup_plan, next_commands
 from moa.bundle import Bundle
+from moa.cli.working import roughly
 from moa.errors import UnsupportedModelError
 from testing import gguf_tiny
 from testing.tiny import save_tiny, tiny
@@ -164,6 +165,20 @@ def test_a_dry_run_says_sizes_and_writes_nothing(
         main(["setup", str(target), "--sibling", str(other), "--out", str(out), "--dry-run"]) == 2
     )
     assert "has another tokenizer than" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("slower", "told"), [(1.2, False), (4.0, True)])
+def test_a_plan_says_what_a_busy_machine_makes_of_its_time(
+    slower: float, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, small = save_siblings(tmp_path, "qwen3")
+    monkeypatch.setattr("export.setup.slowdown", lambda: slower)
+    plan = make_setup_plan(Setup(target=str(target), sibling=str(small), out=tmp_path / "out"))
+    lines = "\n".join(plan.lines())
+    now = f"this machine is busy: about {roughly(slower * plan.export.seconds)} s now"
+    assert (now in lines) is told
+    assert "a forward of the target takes at least" in lines
+    assert "(laptop, 40 GB/s)" in lines.partition("a step on the device")[0]
 
 
 @pytest.mark.parametrize("gguf", [False, True])
