@@ -31,9 +31,16 @@ _ASK_ANOTHER = (
 def add(token: argparse.ArgumentParser) -> None:
     """Add the subcommands that make, list and revoke tokens, with their flags."""
     commands = token.add_subparsers(required=True, metavar="COMMAND")
-    new = commands.add_parser("new", help="make a token", description=_new.__doc__)
-    new.add_argument("--name", default="edge", help="its principal (default: %(default)s)")
-    new.add_argument("--append", type=Path, metavar="FILE", help="add the line to this token file")
+    new = commands.add_parser("new", help="make tokens", description=_new.__doc__)
+    new.add_argument(
+        "--name",
+        action="append",
+        help="its principal (default: edge); given again: one more token",
+    )
+    new.add_argument(
+        "--names-from", type=Path, metavar="FILE", help="a token for each line of this file, a name"
+    )
+    new.add_argument("--append", type=Path, metavar="FILE", help="add the lines to this token file")
     new.set_defaults(run=_new)
     shown = commands.add_parser("list", help="list the tokens of a file", description=_list.__doc__)
     shown.add_argument("file", type=Path, metavar="FILE", help="the token file")
@@ -43,24 +50,33 @@ def add(token: argparse.ArgumentParser) -> None:
     )
     revoke.add_argument("file", type=Path, metavar="FILE", help="the token file")
     revoke.add_argument(
-        "which", metavar="NAME_OR_HASH", help="a principal, or a token as `token list` shows it"
+        "which",
+        nargs="+",
+        metavar="NAME_OR_HASH",
+        help="a principal, or a token as `token list` shows it",
     )
     revoke.set_defaults(run=_revoke)
 
 
 def _new(arguments: argparse.Namespace) -> int:
-    """Make a bearer token. It is shown once; the token file keeps only its hash."""
-    token = new_token()
-    line = token_line(arguments.name, token)
+    """Make a bearer token, or one for each name. They are shown once; the token file keeps only
+    their hashes."""
+    tokens = [(name, new_token()) for name in _names(arguments)]
+    lines = [token_line(name, token) for name, token in tokens]
     if arguments.append is None:
-        print(f"token: {token}\nline for the token file: {line}")
+        for (_, token), line in zip(tokens, lines, strict=True):
+            print(f"token: {token}\nline for the token file: {line}")
         return 0
+    if len(tokens) == 1:
+        shown = tokens[0][1]
+    else:
+        shown = "\n".join(f"{name}  {token}" for name, token in tokens)
     if arguments.append.is_file() and arguments.append.stat().st_size:
         read_entries(arguments.append)  # a verifier takes nothing of an invalid file
     try:
         # Printed last: one that the file could not take would open nothing.
-        with _refusing(arguments.append), appended(arguments.append, line):
-            _print_token(token)
+        with _refusing(arguments.append), appended(arguments.append, "\n".join(lines)):
+            _print_tokens(shown)
     except IsADirectoryError:
         raise UsageError(f"{arguments.append} is a folder, not a token file") from None
     except FileNotFoundError:
@@ -85,10 +101,25 @@ def _refusing(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _print_token(token: str) -> None:
-    """Print a token, now: where that fails nobody has seen it, and it must not open anything."""
+def _names(arguments: argparse.Namespace) -> list[str]:
+    """Whose tokens are to be made."""
+    names = list(arguments.name or ())
+    if arguments.names_from is not None:
+        try:
+            text = arguments.names_from.read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or "it is no text"
+            raise UsageError(f"cannot read {arguments.names_from}: {why}") from None
+        names += [line.strip() for line in text.splitlines() if line.strip()]
+        if not names:
+            raise UsageError(f"there is no name in {arguments.names_from}")
+    return names or ["edge"]
+
+
+def _print_tokens(shown: str) -> None:
+    """Print tokens, now: where that fails nobody has seen them, and they must not open anything."""
     try:
-        print(token, flush=True)
+        print(shown, flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -99,13 +130,20 @@ def _print_token(token: str) -> None:
 
 def _list(arguments: argparse.Namespace) -> int:
     """Print the principal and the beginning of the hash of each token."""
-    for name, digest in read_entries(arguments.file):
-        print(f"{name}  {digest.hex()[:_SHOWN]}")
+    entries = read_entries(arguments.file)
+    if sys.stdout.isatty():  # a script reads lines of tokens alone
+        width = max(len(name) for name in ("NAME", *(name for name, _ in entries)))
+        print(f"{'NAME':{width}}  HASH, ITS BEGINNING")
+    else:
+        width = 0
+    for name, digest in entries:
+        print(f"{name:{width}}  {digest.hex()[:_SHOWN]}")
     return 0
 
 
 def _revoke(arguments: argparse.Namespace) -> int:
-    """Revoke all tokens of a principal, or one token by the beginning of its hash.
+    """Revoke all tokens of a principal, or one token by the beginning of its hash; several at once
+    or, where there is no such token of one of them, none.
 
     Verifiers that run end what was opened with it within about two seconds, and refuse it from then
     on; devices keep their text and go on alone.
@@ -114,12 +152,15 @@ def _revoke(arguments: argparse.Namespace) -> int:
         while True:  # until nobody has changed the file between reading and replacing it
             read_entries(arguments.file)  # an invalid file is not rewritten
             content = arguments.file.read_bytes()
-            kept, revoked = _without(content.decode(), arguments.which)
-            if revoked == 0:
-                raise UsageError(
-                    f"no token of {arguments.which!r} in {arguments.file}",
-                    hint="see `cloud-verifier token list`",
-                )
+            kept, revoked = content.decode(), 0
+            for which in dict.fromkeys(arguments.which):
+                kept, of_this = _without(kept, which)
+                if of_this == 0:
+                    raise UsageError(
+                        f"no token of {which!r} in {arguments.file}",
+                        hint="nothing was changed: see `cloud-verifier token list`",
+                    )
+                revoked += of_this
             with contextlib.suppress(Changed):
                 replace_known(arguments.file, kept.encode(), digest_of(content))
                 break

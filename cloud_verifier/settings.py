@@ -213,6 +213,8 @@ class Settings:
         """Refuse ports that cannot be, or that two listeners would share."""
         if self.app and not self.openai:
             raise ConfigError("--app is served by the endpoint: give --openai, too")
+        if self.also_called and not (self.openai or self.upstream):
+            raise ConfigError("--also-called is for requests at the endpoint: give --openai, too")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be 0..65535, not {self.port}")
         if self.openai and self.port and self.openai_address == (self.host, self.port):

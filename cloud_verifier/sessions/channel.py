@@ -102,8 +102,13 @@ class Channel:
         self.outbox.end(CloseConnection(CloseCode.POLICY, limit))
 
     def revoked(self) -> None:
-        """Close the connection, because its token was revoked. Its sessions are detached, as
-        whenever a connection is lost. The device keeps its text, connects again and is refused."""
+        """Close the connection, because its token was revoked, and end its sessions: nobody is to
+        come back for them, and they would keep their slots. The device keeps its text, connects
+        again and is refused."""
+        for id in list(self.outbox.sessions):
+            session = self.table.find(id, self.principal)
+            if session is not None:
+                self.table.remove(session, "revoked")
         self.outbox.end(CloseConnection(CloseCode.POLICY, "the token was revoked"))
 
     async def receive(self, frame: bytes, arrived: float) -> None:

@@ -26,6 +26,8 @@ from moa.text_stream import common_prefix
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
 
+_NOT_TAKEN_AWAY = frozenset({"closed", "revoked", "refused", "logs_differ", "quarantined"})
+"""Reasons for which a slot comes back that nobody else wanted: no evictions."""
 LEAST_SHARED_TOKENS = 16
 """A common prefix that is shorter is not worth looking up and copying."""
 
@@ -224,7 +226,8 @@ class SessionTable:
         session.job = None
         session.records.lose()
         self._slots.give_back(session.principal)
-        self._evicted(reason)
+        if reason not in _NOT_TAKEN_AWAY:
+            self._evicted(reason)
 
     def remove(self, session: ServerSession, reason: str) -> None:
         """Forget the session, and let nothing more be sent for it."""

@@ -30,6 +30,8 @@ _LEAST_PAUSE = 1.0
 """Seconds between two attempts, however often the user asks for one."""
 _LONGEST_REASON = 100
 """Bytes of a refusal that are quoted to the user."""
+_OUT_OF_TIME = (9, 10)
+"""OpenSSL's codes of a certificate that is not yet valid, or has expired."""
 _SETTLED_SECONDS = 5.0
 """A connection that lasted this long, or brought tokens, has worked; another one counts as a failed
 attempt."""
@@ -143,7 +145,7 @@ def explain(
         case ssl.SSLCertVerificationError():
             return LinkError(
                 f"the verifier's certificate is not trusted: {error.verify_message}",
-                hint="renew it, or pass --tls-ca with the authority that signed it",
+                hint=_hint_at_certificate(error),
             )
         case ssl.SSLError():
             return LinkError(
@@ -214,6 +216,16 @@ def _said_in(error: InvalidStatus) -> str:
     return f": {safe_line(line.decode(errors='replace'))}"
 
 
+def _hint_at_certificate(error: ssl.SSLCertVerificationError) -> str:
+    """Returns what to do about a certificate that is not trusted: an expired one needs another
+    one, whoever signed it."""
+    if error.verify_code in _OUT_OF_TIME:
+        return "the verifier needs a new one; or is this device's clock wrong?"
+    if "ismatch" in error.verify_message:
+        return "give the verifier's address as its certificate has it"
+    return "pass --tls-ca with the authority that signed it, or its own file if it is self-signed"
+
+
 def _hint_at_port(url: str, *, tls: bool) -> str:
     """Returns what may be wrong where nothing answers at this address."""
     if tls:
@@ -228,7 +240,7 @@ def _explain_handshake(error: Exception, url: str, *, tls: bool) -> MoaError:
     if isinstance(error.__cause__, EOFError):  # a tunnel or proxy, or a port without TLS
         hint = "is `cloud-verifier serve` running behind that port?"
         if not tls:
-            hint = "is `cloud-verifier serve` running behind that port, and without --tls-cert?"
+            hint = "is it a TLS port? then wss://; else: is `cloud-verifier serve` running there?"
         return LinkError(
             f"cannot reach {url}: the connection was closed without an answer", hint=hint
         )

@@ -38,7 +38,9 @@ def failure_of_tls(error: OSError) -> TlsFailure:
     """Why a TLS handshake has failed by this error."""
     if not isinstance(error, ssl.SSLError):
         # Python's own clients leave so where they do not trust a certificate.
-        return TlsFailure("tls", "the other end did not go on with it")
+        return TlsFailure(
+            "tls", "the other end did not go on with it: does it trust the certificate?"
+        )
     reason = error.reason or ""
     if reason in _PLAIN:
         return TlsFailure("no_tls", "")

@@ -93,7 +93,9 @@ class Limits:
     such a file all devices are one. Counted are those of prompts, of its drafts, and of streams with
     all that is drafted for them here. 0 is no limit."""
     max_burst_tokens: int = 32768
-    """Burst size of `max_tokens_per_second`, in tokens."""
+    """Tokens that a principal who has used none for a while may use at once, above
+    `max_tokens_per_second`. A longer prompt waits until all of them are there, and is then taken
+    whole: the wait behind it is the longer."""
 
     # the whole service
     max_half_open: int = 128

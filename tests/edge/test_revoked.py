@@ -104,6 +104,10 @@ async def test_a_revoked_token_ends_its_connection_and_the_device_goes_on_alone(
             revoke(file, "alice")
             alone = await asked[0].ended()
             assert "refused the token" in await refused(running.transport.url, alice)
+            principals = {session.principal for session in running.service.table}
+            assert principals == {"bob"}, "hers have ended, and keep no slot"
+            page = running.service.metrics.page().decode()
+            assert "moa_session_evictions_total{" not in page, "nobody else wanted it"
             release.set()
             other = await asked[1].ended()
         # Her drafter knows the target's text: so it is seen whether any of it is lost.

@@ -386,6 +386,35 @@ def test_token_new_list_and_revoke(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "no token of 'nobody'" in errors
 
 
+def test_tokens_for_a_team_are_made_and_revoked_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, names = tmp_path / "tokens", tmp_path / "names"
+    names.write_text("ann\n\n  ben \n")
+    append = ["--append", str(file)]
+    assert _tokens("new", "--name", "eve", "--names-from", str(names), *append) == 0
+    made = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert list(made) == ["eve", "ann", "ben"]
+    auth = Authenticator(file)
+    assert [auth.principal([f"Bearer {token}"]) for token in made.values()] == list(made)
+    before = file.read_text()
+    assert _tokens("revoke", str(file), "ann", "nobody") == 2
+    assert "no token of 'nobody'" in capsys.readouterr().err
+    assert file.read_text() == before, "all of them, or none"
+    assert _tokens("revoke", str(file), "ann", "ben", "ann") == 0
+    assert capsys.readouterr().err == "2 tokens revoked\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert _tokens("list", str(file)) == 0
+    heading, line = capsys.readouterr().out.splitlines()
+    assert heading.startswith("NAME  HASH")
+    assert line.startswith("eve   "), "below its heading"
+    names.write_text("\n")
+    assert _tokens("new", "--names-from", str(names), *append) == 2
+    names.write_text("two words\n")
+    assert _tokens("new", "--names-from", str(names), *append) == 2
+    assert file.read_text().count("\n") == 1
+
+
 def _tokens(*words: str) -> int:
     """Run `cloud-verifier token`; its exit code."""
     with pytest.raises(SystemExit) as caught:

@@ -62,6 +62,12 @@ def test_what_is_no_website_is_refused(origin: str) -> None:
     assert Settings(origins=origins).origins == origins
 
 
+@pytest.mark.parametrize("useless", [{"also_called": ("gpt-4o",)}, {"app": Path("app")}])
+def test_what_only_the_endpoint_reads_is_refused_without_one(useless: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="give --openai, too"):
+        Settings(**useless)
+
+
 @pytest.mark.parametrize(
     ("useless", "said"),
     [
@@ -83,7 +89,7 @@ def test_what_would_do_nothing_in_front_of_an_upstream_is_refused(
         Settings(upstream=("gpu:8000",), **useless)
     assert refused.value.exit_code == 2
     assert ("edge-client serve --upstream" in refused.value.line()) == ("not served" in said)
-    Settings(**useless)
+    Settings(**{"openai": "18190"} | useless)
 
 
 def test_an_endpoint_beside_the_port_and_a_slot_of_a_full_context_and_the_largest_draft() -> None:

@@ -151,7 +151,7 @@ const figures = Object.entries(GROUPS).flatMap(([name, members]) => {
   }));
 });
 const heading = document.createElement("h2");
-heading.textContent = "Drafts accepted, by position";
+heading.textContent = "Drafts accepted, by position, since the start";
 const bars = document.createElement("ul");
 bars.className = "bars";
 bars.tabIndex = 0;
@@ -159,7 +159,7 @@ bars.setAttribute(
   "aria-label",
   "Share of drafts whose token at this position was accepted, since the start",
 );
-const accepted = new Figure(group("Speculation"), "Draft tokens accepted", percent);
+const accepted = new Figure(group("Speculation"), "Draft tokens accepted, now", percent);
 $("groups").append(heading, bars);
 
 function drawBars(reading) {
@@ -221,9 +221,9 @@ async function look() {
     });
     if (!response.ok) {
       throw new Error(
-        [401, 403].includes(response.status)
-          ? "the operator's token is needed"
-          : `the endpoint answered ${response.status}`,
+        { 401: "the operator's token is needed", 403: "this token is not the operator's" }[
+          response.status
+        ] ?? `the endpoint answered ${response.status}`,
       );
     }
     const now = parse(await response.text());

@@ -228,6 +228,27 @@ def test_failures_to_connect_are_explained() -> None:
     ended = ConnectionClosedError(Close(1012, "restarts"), Close(1012, "restarts"), True)
     assert str(explain(ended, url, tls=False, worked=True)).endswith("was lost: restarts")
     assert "port 80;" not in explain(refused, "wss://localhost", tls=True).hint
+    plain_at_tls = InvalidMessage("no valid HTTP response")
+    plain_at_tls.__cause__ = EOFError("the connection was closed")
+    assert "is it a TLS port? then wss://" in explain(plain_at_tls, url, tls=False).hint
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "hint"),
+    [
+        (10, "certificate has expired", "a new one"),
+        (18, "self-signed certificate", "pass --tls-ca"),  # another one would be as good
+        (62, "Hostname mismatch, certificate is not valid for 'x'.", "as its certificate has it"),
+    ],
+)
+def test_a_certificate_that_is_not_trusted_is_told_with_what_helps(
+    code: int, said: str, hint: str
+) -> None:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_code, error.verify_message = code, said
+    explained = explain(error, "wss://x:1", tls=True)
+    assert str(explained) == f"the verifier's certificate is not trusted: {said}"
+    assert hint in explained.hint
     unknown = explain(
         socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), "ws://verifier.test:1", tls=False
     )
