@@ -51,7 +51,7 @@ class Shared:
     def whose_context(self) -> str:
         """What to say where a prompt does not fit into the context, and that is not the one of the
         model that answers; empty where it is."""
-        if self.settings.bundle or not self.settings.upstream:
+        if self.settings.bundle or not self.has_engine_behind:
             return ""
         return (
             "these are the tokens and the context of the device's model, here the embedded toy, not"

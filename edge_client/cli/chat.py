@@ -140,10 +140,10 @@ async def _welcome(client: EdgeClient, console: Console) -> str:
     if not trouble:
         console.print("online", style="green")
         return ""
-    console.print(
-        safe_text(f"not online yet, this device answers alone till then: {trouble}"),
-        style="yellow",
-    )
+    alone = "not online yet, this device answers alone till then"
+    if client.link.dialling.refused is not None:  # by itself that does not change
+        alone = "not online, this device answers alone"
+    console.print(safe_text(f"{alone}: {trouble}"), style="yellow")
     return trouble
 
 
@@ -375,8 +375,10 @@ class ChatLoop:
 
     def _tell_whose_tokens(self, done: Done) -> None:
         """Say it where a limit that has cut the answer does not count the target's own tokens."""
-        settings = self._client.settings
-        remark = whose_tokens(done.reason, settings.bundle, settings.upstream)
+        shared = self._client.shared
+        remark = whose_tokens(
+            done.reason, shared.settings.bundle, beside_an_engine=shared.has_engine_behind
+        )
         if remark and self._reader.interactive:
             self._console.print(remark, style="dim")
         elif remark:

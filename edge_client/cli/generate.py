@@ -92,7 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
     if remarks or arguments.jsonl:
         options.tell_seed(settings, seed)
     if remarks and answer.done is not None:
-        remark = whose_tokens(answer.done.reason, settings.bundle, settings.upstream)
+        reason = answer.done.reason
+        remark = whose_tokens(reason, settings.bundle, beside_an_engine=bool(settings.upstream))
         if remark:
             options.say(remark)
     if answer.stopped:

@@ -28,10 +28,10 @@ def toy(bundle: str, *, beside_an_engine: bool = False, context: int = 0) -> str
     return _TOY_BESIDE_AN_ENGINE.format(context) if beside_an_engine else _TOY
 
 
-def whose_tokens(reason: str, bundle: str, upstream: str) -> str:
+def whose_tokens(reason: str, bundle: str, *, beside_an_engine: bool) -> str:
     """What to say where a limit has cut an answer, or the context is full, and the tokens that were
     counted are not those of the model that answers; empty else. `reason` is why the answer ended."""
-    if not upstream:
+    if not beside_an_engine:
         return ""
     if reason == "context":
         full = (

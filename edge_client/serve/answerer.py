@@ -239,8 +239,9 @@ class EdgeAnswerer:
         """Returns the end of an answer, which says so where a limit has cut it that counts other
         tokens than those of the model that answers. A full context is logged, too: nobody asked
         for that limit."""
-        settings = self._client.settings
-        limit = whose_tokens(ended.reason, settings.bundle, settings.upstream)
+        shared = self._client.shared
+        bundle = shared.settings.bundle
+        limit = whose_tokens(ended.reason, bundle, beside_an_engine=shared.has_engine_behind)
         if not limit:
             return ended
         if ended.reason == "context":

@@ -164,6 +164,26 @@ async def test_a_chat_says_once_that_its_model_is_the_embedded_toy(bundle: str) 
     assert screen.getvalue().count("this is the embedded toy model") == (0 if bundle else 1)
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_a_chat_does_not_wait_for_a_verifier_that_has_refused_it(
+    is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`not online yet` was said of a target with another tokenizer."""
+    why = LinkError("the target here has another tokenizer")
+    screen = io.StringIO()
+    async with EdgeClient(verifier="ws://127.0.0.1:9") as device:
+        assert device.link is not None
+
+        async def refused(_: float) -> None:
+            raise why
+
+        monkeypatch.setattr(device, "wait_online", refused)
+        monkeypatch.setattr(device.link.dialling, "refused", why if is_refused else None)
+        await _welcome(device, Console(file=screen, width=200))
+    assert ("not online, this device answers alone: the target" in screen.getvalue()) is is_refused
+    assert ("not online yet" in screen.getvalue()) is not is_refused
+
+
 def test_an_answer_without_its_verifier_is_no_error_unless_it_has_to_be_verified() -> None:
     words = ["generate", "--raw", "hello", "--bundle", str(kit.pair() / "bundle")]
     words += ["--max-new-tokens", "5", "--settle-seconds", "0", "--offline-after", "0.05"]
@@ -292,11 +312,13 @@ def test_where_a_limit_cuts_an_upstream_s_answer_it_is_said_whose_tokens_it_coun
     line = b"edge-client: limits count tokens of the device's model, here the embedded toy"
     assert cut.stderr.count(line) == 1
     assert b"limits count" not in cut.stdout
-    assert not whose_tokens("eos", "", "http://x"), "nothing was cut"
-    assert not whose_tokens("length", "mine/bundle", "http://x"), "perhaps they are its own"
-    assert not whose_tokens("length", "", ""), "the toy's target has the same"
-    assert not whose_tokens("context", "", "")
-    assert "--bundle" not in whose_tokens("context", "mine/bundle", "http://x")
+    assert not whose_tokens("eos", "", beside_an_engine=True), "nothing was cut"
+    assert not whose_tokens("length", "mine/bundle", beside_an_engine=True), (
+        "perhaps they are its own"
+    )
+    assert not whose_tokens("length", "", beside_an_engine=False), "the toy's target has the same"
+    assert not whose_tokens("context", "", beside_an_engine=False)
+    assert "--bundle" not in whose_tokens("context", "mine/bundle", beside_an_engine=True)
 
 
 def test_words_files_and_what_is_piped_in_are_one_prompt(tmp_path: Path) -> None:

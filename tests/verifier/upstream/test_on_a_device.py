@@ -173,6 +173,7 @@ async def test_the_toy_beside_a_verifier_of_an_engine_limits_texts_and_is_not_th
             await _welcome(device, console)
             (remark,) = EdgeAnswerer(device).status()["toy"]
             context = device.shared.max_context
+            assert "the embedded toy" in device.shared.whose_context
     assert f"its context of {context:,} tokens" in remark
     assert "moa-edge up" not in remark
     assert remark in console.file.getvalue()  # type: ignore[attr-defined]
