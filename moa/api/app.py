@@ -21,7 +21,7 @@ from moa.api.answer import Answerer
 from moa.api.completions import parse_chat, parse_completion
 from moa.api.errors import ApiError
 from moa.api.fairness import Fairness, charged, one_more
-from moa.api.guard import Guard
+from moa.api.guard import PRINCIPAL, Guard
 from moa.api.http import EventStream, Json, read_body, while_connected
 from moa.api.load import Counted
 from moa.api.metrics import CONTENT_TYPE, ApiMetrics
@@ -363,6 +363,7 @@ class Api:
         async def checked(request: Request) -> Response:
             keys = request.headers.getlist("authorization")
             principal = self.access.principal(keys, _peer(request))
+            request.scope[PRINCIPAL] = principal
             try:
                 async with self._fairness.turn(principal):
                     response: Response = await charged(endpoint(request, principal))

@@ -37,6 +37,8 @@ _REVOKED = ApiError(
     "the api key was revoked while this was answered: ask for another one",
     code="invalid_api_key",
 )
+PRINCIPAL = "moa.principal"
+"""Where a route that needs a key puts whose it was, into the scope of the request."""
 _HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
@@ -141,7 +143,14 @@ class Guard:
             why.append(f"limit {safe_line(refusal.limit)}")
         if why:
             words += f" ({', '.join(why)})"
-        self._refusals.warn(f"{refusal.status} {refusal.limit}", words, peer, "refused")
+        self._refusals.warn(
+            f"{refusal.status} {refusal.limit}",
+            words,
+            peer,
+            "refused",
+            limit=refusal.limit,
+            principal=scope.get(PRINCIPAL, ""),
+        )
 
     async def _end(
         self, why: ApiError, scope: Scope, receive: Receive, response: _Response

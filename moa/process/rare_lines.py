@@ -29,9 +29,10 @@ class RareLines:
         self._clock = clock
         self._kinds: dict[str, _Kind] = {}
 
-    def warn(self, kind: str, words: str, peer: str, event: str) -> None:
+    def warn(self, kind: str, words: str, peer: str, event: str, **more: str) -> None:
         """Log these words about something of this kind that the `peer`, an address, has done; or
-        count it for the kind's next line, where its last one was a moment ago."""
+        count it for the kind's next line, where its last one was a moment ago. `more` are other
+        fields of the record."""
         now = self._clock()
         known = self._kinds.setdefault(kind, _Kind(now))
         if now < known.next_line:
@@ -40,4 +41,4 @@ class RareLines:
         if known.left_out:
             words += f" ({known.left_out} more of these since the last such line)"
         self._kinds[kind] = _Kind(now + _SECONDS)
-        self._log.warning("%s", words, extra={"peer": peer, "event": event})
+        self._log.warning("%s", words, extra={"peer": peer, "event": event, **more})

@@ -453,8 +453,10 @@ async def test_a_key_with_many_answers_keeps_no_other_out(
         # Else the operator sees nothing of who was turned away, nor why.
         page = (await she.get("/metrics")).text
         assert 'moa_api_refusals_total{code="busy",limit="keys"} 1.0' in page
-        (line,) = [one.message for one in caplog.records if "429" in one.message]
-        assert line == "refused with 429: POST /v1/chat/completions (busy, limit keys)"
+        (line,) = [one for one in caplog.records if "429" in one.message]
+        assert line.message == "refused with 429: POST /v1/chat/completions (busy, limit keys)"
+        assert vars(line)["limit"] == "keys"
+        assert vars(line)["principal"], "whose key it was"
         assert (await she.get("/props")).json()["total_slots"] == 2
         his = asyncio.create_task(he.post(CHAT, json=chat()))
         while await running() < 3:
