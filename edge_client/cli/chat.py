@@ -377,7 +377,9 @@ class ChatLoop:
         """Say it where a limit that has cut the answer does not count the target's own tokens."""
         shared = self._client.shared
         remark = whose_tokens(
-            done.reason, shared.settings.bundle, beside_an_engine=shared.has_engine_behind
+            done.reason,
+            self._client.settings.bundle,
+            beside_an_engine=shared.has_engine_behind,
         )
         if remark and self._reader.interactive:
             self._console.print(remark, style="dim")

@@ -120,7 +120,9 @@ async def talk(
 
     client = SimpleNamespace(
         link=Link(),
-        shared=SimpleNamespace(max_context=100, link=object(), welcome=object()),
+        shared=SimpleNamespace(
+            max_context=100, link=object(), welcome=object(), has_engine_behind=False
+        ),
         settings=ClientSettings(max_new_tokens=64),
         wait_online=wait_online,
     )

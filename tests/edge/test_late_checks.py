@@ -162,7 +162,7 @@ async def play(world: World) -> int:
     client = SimpleNamespace(
         link=world,
         device=SimpleNamespace(codec=Letters()),
-        shared=SimpleNamespace(max_context=100, link=None, welcome=None),
+        shared=SimpleNamespace(max_context=100, link=None, welcome=None, has_engine_behind=False),
         settings=ClientSettings(max_new_tokens=64),
         wait_online=world.wait_online,
     )
