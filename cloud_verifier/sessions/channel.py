@@ -73,7 +73,7 @@ class Channel:
         self._bad_messages = 0
         self._refused_opens: set[bytes] = set()
         """Sessions whose opening was refused for now. A round that was sent right behind it, before
-        the device could know, is refused too: once, and at no cost."""
+        the device could know, is refused too: once, at no cost, and without a word in the log."""
         service.join(self.outbox, principal)
 
     def close(self) -> None:
@@ -153,9 +153,14 @@ class Channel:
         """Answer a message with a refusal, and count it. Too many invalid messages, or a refused
         hello, end the connection."""
         session = getattr(message, "session", b"")
-        self._count_against_budget(refusal, message, session)
+        is_echo = refusal.code == Code.UNKNOWN_SESSION and session in self._refused_opens
         error = refusal.error(session=session, round=round_of(message))
-        self.service.count_refusal(error, self.principal, sits_out=self.outbox.sits_out)
+        if is_echo:
+            # A round that was sent right behind the opening, before its refusal was known.
+            self._refused_opens.discard(session)
+        else:
+            self._count_against_budget(refusal, message, session)
+            self.service.count_refusal(error, self.principal, sits_out=self.outbox.sits_out)
         self.outbox.answer(error)
         if refusal.code == Code.BAD_MESSAGE:
             self._bad_messages += 1
@@ -169,15 +174,12 @@ class Channel:
     def _count_against_budget(
         self, refusal: Refusal, message: ClientMessage | None, session: bytes
     ) -> None:
-        """Spend one refusal of the connection's budget, unless the device is not to blame: it was
-        refused for now, or could not know yet that the opening of its session was."""
+        """Spend one refusal of the connection's budget, unless the device is not to blame, because
+        it was refused for now."""
         if refusal.retryable:
             most = self.limits.max_sessions_per_connection
             if isinstance(message, Open) and len(self._refused_opens) < most:
                 self._refused_opens.add(session)
-        elif refusal.code == Code.UNKNOWN_SESSION and session in self._refused_opens:
-            # A round that was sent right behind the opening, before its refusal was known.
-            self._refused_opens.discard(session)
         else:
             self._meter.spend(REFUSALS)
 

@@ -231,6 +231,21 @@ async def test_the_log_says_nothing_of_tokens_and_text(
             assert trace not in record.getMessage()
 
 
+async def test_a_round_right_behind_a_refused_opening_is_no_refusal_of_its_own() -> None:
+    """It stood beside each `busy` in log and metrics, as if something were wrong."""
+    async with kit.verifier(kit.limited(max_sessions_per_principal=1)) as running:
+        async with kit.client(running) as edge:
+            await edge.start(IDS, max_new_tokens=5)
+            another = ClientSession(IDS)
+            opening = another.open()
+            await edge.send(opening, another.stream())
+            codes = [getattr(await edge.receive(), "code", "") for _ in range(2)]
+            assert codes == ["busy", "unknown_session"]
+        page = running.metrics.page().decode()
+    counted = [line for line in page.splitlines() if line.startswith("moa_refusals_total{")]
+    assert counted == ['moa_refusals_total{code="busy",limit="max_sessions_per_principal"} 1.0']
+
+
 async def test_ranges_of_held_rows_count_as_the_work_they_are() -> None:
     held = [(2 * row, 2 * row + 1) for row in range(4000)]
     async with kit.verifier(kit.limited(flood_seconds=0.2)) as running, Raw.of(running) as bad:
