@@ -88,20 +88,19 @@ def test_mistakes_are_one_line_and_exit_code_2(
         "no file at none.txt": [*source, "-o", tmp_path / "b", "--vocab-text", "none.txt"],
         "cannot write to": [*source, "-o", bundle.folder / "README.md" / "bundle"],
         "--steps is for the training of --records": [*setup, "--steps", "3"],
-    }
-    out = tmp_path / "b"
-    found_with_torch = {
-        "no model at ./none": ["build", "-t", "./none", "-d", pair.drafter, "-o", out],
-        "no model nowhere: not a folder": ["build", "-t", pair.target, "-d", "nowhere", "-o", out],
-        "no model at ./nowhere": [
+        "--target: no such file or folder: ./none": ["build", "-t", "./none", "-d", pair.drafter],
+        "--drafter: no such file or folder: ./nowhere": [
             "build",
             "-t",
             pair.target,
             "-d",
             "independent:./nowhere",
-            "-o",
-            out,
         ],
+        "--sibling: no such file or folder: ./small": [*setup[:3], "./small", *setup[4:]],
+    }
+    out = tmp_path / "b"
+    found_with_torch = {
+        "no model nowhere: not a folder": ["build", "-t", pair.target, "-d", "nowhere", "-o", out],
         "--draft-vocab needs text": [*source, "-o", out, "--draft-vocab", "5"],
         "must be 1..128": [
             *source,
