@@ -1,5 +1,4 @@
-"""The drafter's KV cache and records: arrays that grow by doubling and are passed whole to ONNX
-Runtime.
+"""The drafter's KV cache and records: arrays that grow and are passed whole to ONNX Runtime.
 
 Whole arrays are contiguous, so no call copies them; unused rows are masked. Rolling back only
 lowers the length; nothing is cleared.
@@ -20,6 +19,9 @@ from moa.wire import Ranges
 
 _FIRST_ROWS = 256
 """Rows of an array at first."""
+_MORE_ROWS = 1 / 4
+"""Share of its rows by which an array grows. Each call computes over all of them, also the unused
+ones: with twice the rows a step over 4,100 tokens takes a third longer."""
 
 
 class KVBuffer:
@@ -37,14 +39,14 @@ class KVBuffer:
         return self._rows.arrays
 
     def reserve(self, rows: int) -> None:
-        """Make room for at least this many rows. The arrays grow by doubling, and are new ones
-        then, with the old rows in front."""
+        """Make room for at least this many rows. Arrays that grow are new ones, with the old rows
+        in front."""
         if rows <= self.size:
             return
         old_rows = self._rows
         old_size = self.size
-        while self.size < rows:
-            self.size *= 2
+        wanted = max(rows, old_size + int(old_size * _MORE_ROWS))
+        self.size = -(-wanted // _FIRST_ROWS) * _FIRST_ROWS
         self._rows = LayerRows(self._layers, self.size)
         for stack, old_stack in zip(self._rows.stacks, old_rows.stacks, strict=True):
             stack[:, :, :old_size] = old_stack

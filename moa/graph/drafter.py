@@ -8,7 +8,7 @@ first of the committed rows, then along the nodes of the latest tree.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,8 +28,9 @@ Steps = Generator[None, None, DraftTree]
 """Yields between two runs of the graph, so that the caller can do other work or stop; returns the
 tree."""
 _NO_RECORDS: dict[str, Float] = {}
-LONGEST_PIECE = 128
-"""Prompt tokens fed in one run: bounds the time between two yields."""
+LONGEST_PIECE = 64
+"""Prompt tokens fed in one run: bounds the time between two yields, and the memory of attention,
+which is so many times as much as for one token. Longer pieces are not faster."""
 _MOST_KEPT_TOKENS = 16
 """Bound calls of up to so many tokens are kept; longer pieces of prompts have any length."""
 _MOST_KEPT_NOISE = 64
@@ -413,6 +414,7 @@ class OnnxDrafter:
         call = self._calls.get(key)
         # A call is bound to arrays; where these have grown they are other ones.
         if call is None or call.cache is not cache or call.records is not records:
+            self._forget_other_calls(cache, records)
             call = Call(self.graph, len(tokens), cache=cache, records=records, text=text)
             if len(tokens) <= _MOST_KEPT_TOKENS:
                 self._calls[key] = call
@@ -424,6 +426,15 @@ class OnnxDrafter:
             call.mask[..., len(self.ids) : -len(tokens)] = MASKED
             call.mask[..., : len(self.ids)] = 0
         return call
+
+    def _forget_other_calls(self, cache: Sequence[Float], records: Mapping[str, Float]) -> None:
+        """Forget the calls over other arrays than these: each would keep what it is bound to in
+        memory, a cache of half the size."""
+        self._calls = {
+            key: call
+            for key, call in self._calls.items()
+            if call.cache is cache and call.records is records
+        }
 
     def _run_after(
         self,

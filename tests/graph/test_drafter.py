@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 import sys
+import weakref
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from moa.graph import cache
 from moa.graph.cache import RecordBuffer
 from moa.graph.drafter import OnnxDrafter, run
-from moa.graph.step import Call, Heads
+from moa.graph.step import Call, Float, Heads, LayerRows
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape, path_of
 from tests.edge import kit
@@ -118,13 +121,36 @@ def test_accepted_nodes_are_not_run_again_and_what_was_not_drafted_is_run_with_t
 
 def test_long_prompts_come_in_pieces_and_outgrow_the_first_arrays() -> None:
     ids = verifier_kit.prompt(2, 300)
-    assert (
-        sum(1 for _ in fresh().draft(ids, SHAPES[0], GREEDY)) >= 5
-    )  # three pieces of prompt, then level by level
+    # Five pieces of prompt, then level by level; between two of them it yields.
+    assert sum(1 for _ in fresh().draft(ids, SHAPES[0], GREEDY)) == 5 + SHAPES[0].depth - 2
     one_by_one = fresh()
     for length in (100, 200, 257, 300):
         tree = run(one_by_one.draft(ids[:length], SHAPES[0], GREEDY))
     same(tree, run(fresh().draft(ids, SHAPES[0], GREEDY)))
+
+
+def test_a_cache_that_has_grown_leaves_none_of_its_older_arrays_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Calls over a few tokens kept those that they were bound to: the device took twice its
+    cache."""
+    stacks: list[weakref.ref[Float]] = []
+    sizes: list[int] = []
+
+    class Watched(LayerRows):
+        def __init__(self, layers: Sequence[Heads], rows: int) -> None:
+            super().__init__(layers, rows)
+            sizes.append(rows)
+            stacks.append(weakref.ref(self.stacks[0]))
+
+    drafter = fresh()
+    monkeypatch.setattr(cache, "LayerRows", Watched)
+    for length in range(230, 1500, 30):
+        # Calls over three tokens are made at some sizes and not at others.
+        shape = SHAPES[length % 4 == 0]
+        run(drafter.draft(verifier_kit.prompt(2, length), shape, GREEDY))
+        assert sum(stack() is not None for stack in stacks) <= 1
+    assert sizes == [512, 768, 1024, 1280, 1792]
 
 
 def test_records_are_seen_by_position_and_holes_are_masked() -> None:

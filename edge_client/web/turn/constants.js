@@ -41,4 +41,4 @@ export const MASKED = -1e+09;
 /** As in moa/graph/cache.py. */
 export const FIRST_ROWS = 256;
 /** As in moa/graph/drafter.py. */
-export const LONGEST_PIECE = 128;
+export const LONGEST_PIECE = 64;
