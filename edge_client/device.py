@@ -17,6 +17,7 @@ from moa.grammar.matcher import GrammarCompiler
 from moa.graph.drafter import OnnxDrafter
 from moa.graph.load import LoadedGraph
 from moa.graph.trial import try_out
+from moa.process.memory import give_back_free_memory
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,10 @@ class Device:
         if folder and bundle.variant(name).form == "dynamic":  # others are refused with a reason
             bundle.check_runtime(name, onnxruntime.__version__)
             try_out(bundle, name, threads=threads)
-        loaded = LoadedGraph.load(bundle, variant, threads=threads, measured=True)
         codec = TextCodec.of(bundle)
+        # What the tokenizer was made of is free now, and the graph's weights would not fit into it.
+        give_back_free_memory()
+        loaded = LoadedGraph.load(bundle, variant, threads=threads, measured=True)
         size = bundle.manifest.vocabulary.target
         eos_ids = sorted(codec.eos_ids)
         grammars = GrammarCompiler(

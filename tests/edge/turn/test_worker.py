@@ -144,9 +144,9 @@ async def reading(
 @pytest.mark.parametrize(
     ("tokens", "token_seconds", "longest"),
     [
-        pytest.param(128, 0.1, 256.0, id="a piece by the speed of the one before"),
-        pytest.param(1000, 0.1, 256.0, id="a piece of a longer text has no more tokens"),
-        pytest.param(100, 0.0, 60.0, id="the first piece by the steps over one token"),
+        pytest.param(64, 0.1, 128.0, id="a piece by the speed of the one before"),
+        pytest.param(1000, 0.1, 128.0, id="a piece of a longer text has no more tokens"),
+        pytest.param(60, 0.0, 36.0, id="the first piece by the steps over one token"),
         pytest.param(1, 0.0, 30.0, id="a step of a draft"),
     ],
 )
