@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moa.graph.step import Heads, LayerRows
+from moa.graph.step import Float, Heads, layer_rows
 from moa.records import RecordLayout
 from moa.tree import MASKED
 from moa.wire import Ranges
@@ -25,38 +25,31 @@ ones: with twice the rows a step over 4,100 tokens takes a third longer."""
 
 
 class KVBuffer:
-    """`LayerRows` that grow: `arrays` are all of the same `size`, and another list of them once
-    they have grown."""
+    """Keys and values of each layer, in arrays that grow."""
 
     def __init__(self, layers: Sequence[Heads]) -> None:
         self.size = _FIRST_ROWS
-        self._layers = layers
-        self._rows = LayerRows(layers, _FIRST_ROWS)
-
-    @property
-    def arrays(self) -> list[NDArray[np.float32]]:
-        """Keys and values of each layer."""
-        return self._rows.arrays
+        self.arrays: list[Float] = layer_rows(layers, _FIRST_ROWS)
+        """The keys and then the values of each layer, all of the same `size`; another list of
+        others once they have grown."""
 
     def reserve(self, rows: int) -> None:
         """Make room for at least this many rows. Arrays that grow are new ones, with the old rows
-        in front."""
+        in front, and each old one is let go before the next grows: whoever is bound to them must
+        have let go of them, too, or both are in memory at once."""
         if rows <= self.size:
             return
-        old_rows = self._rows
-        old_size = self.size
-        wanted = max(rows, old_size + int(old_size * _MORE_ROWS))
-        self.size = -(-wanted // _FIRST_ROWS) * _FIRST_ROWS
-        self._rows = LayerRows(self._layers, self.size)
-        for stack, old_stack in zip(self._rows.stacks, old_rows.stacks, strict=True):
-            stack[:, :, :old_size] = old_stack
-
-    def write(self, start: int, rows: LayerRows) -> None:
-        """Put rows of the same layers at row `start` and after it."""
-        stop = start + rows.stacks[0].shape[2]
-        self.reserve(stop)
-        for stack, new in zip(self._rows.stacks, rows.stacks, strict=True):
-            stack[:, :, start:stop] = new
+        wanted = max(rows, self.size + int(self.size * _MORE_ROWS))
+        size = -(-wanted // _FIRST_ROWS) * _FIRST_ROWS
+        old_arrays = self.arrays
+        self.arrays = []
+        while old_arrays:
+            old = old_arrays.pop(0)
+            _, heads, _, width = old.shape
+            grown = np.zeros((1, heads, size, width), np.float32)
+            grown[:, :, : self.size] = old
+            self.arrays.append(grown)
+        self.size = size
 
     def put(self, start: int, rows: Sequence[NDArray[np.float32]]) -> None:
         """Put `[1, heads, n, width]` rows of every array at row `start` and after it."""
@@ -71,9 +64,9 @@ class KVBuffer:
         stop = start + len(sources)
         if list(sources) == list(range(start, stop)):
             return  # they are there already
-        for stack in self._rows.stacks:
+        for array in self.arrays:
             # Indexing with a list copies, so sources may lie where others are written.
-            stack[:, :, start:stop] = stack[:, :, sources]
+            array[:, :, start:stop] = array[:, :, sources]
 
 
 class RecordBuffer:

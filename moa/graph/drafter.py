@@ -8,7 +8,7 @@ first of the committed rows, then along the nodes of the latest tree.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -316,6 +316,7 @@ class OnnxDrafter:
             if stop == len(ids):
                 break
             start = stop
+            del call  # it is bound to the cache, which may grow next
             yield
         root = self.ids.pop()
         self._version += 1
@@ -407,14 +408,19 @@ class OnnxDrafter:
         """Prepare a call of the graph over these tokens, whose cache rows start at `first_row`. Its
         mask shows only the rows of the text; the caller adds those of a draft. Of a `text`, guesses
         are wanted after its last token, else after each."""
-        self._rows.reserve(first_row + len(tokens))
-        cache = self._rows.arrays
+        last_row = first_row + len(tokens)
+        if last_row > self._rows.size:
+            # Calls are bound to the arrays that are outgrown, and would keep them in memory.
+            self._calls.clear()
+            self._rows.reserve(last_row)
         records = self.records.feeds() if self.records is not None else _NO_RECORDS
         key = len(tokens), text and len(tokens) > 1
         call = self._calls.get(key)
-        # A call is bound to arrays; where these have grown they are other ones.
-        if call is None or call.cache is not cache or call.records is not records:
-            self._forget_other_calls(cache, records)
+        if call is not None and call.records is not records:  # these have grown, too
+            self._calls.clear()
+            call = None
+        if call is None:
+            cache = self._rows.arrays
             call = Call(self.graph, len(tokens), cache=cache, records=records, text=text)
             if len(tokens) <= _MOST_KEPT_TOKENS:
                 self._calls[key] = call
@@ -426,15 +432,6 @@ class OnnxDrafter:
             call.mask[..., len(self.ids) : -len(tokens)] = MASKED
             call.mask[..., : len(self.ids)] = 0
         return call
-
-    def _forget_other_calls(self, cache: Sequence[Float], records: Mapping[str, Float]) -> None:
-        """Forget the calls over other arrays than these: each would keep what it is bound to in
-        memory, a cache of half the size."""
-        self._calls = {
-            key: call
-            for key, call in self._calls.items()
-            if call.cache is cache and call.records is records
-        }
 
     def _run_after(
         self,
@@ -480,7 +477,7 @@ class OnnxDrafter:
             added = added + self._mask_of_tokens(masks)
         self.run_seconds += call.run(added)
         _replace_nan(call)
-        self._rows.write(first_row, call.rows)
+        self._rows.put(first_row, call.rows)
 
     def _adjustments(
         self, ids: Sequence[int], paths: Sequence[Sequence[int]], sampling: SamplingSettings
@@ -594,7 +591,7 @@ def _replace_nan(call: Call) -> None:
     best_logp = call.top_logp[0, :, 0].tolist()
     if all(math.isfinite(logp) for logp in best_logp):
         return
-    for rows in call.rows.arrays:
+    for rows in call.rows:
         np.nan_to_num(rows, copy=False, posinf=0, neginf=0)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -145,29 +144,11 @@ class StepGraph:
             self._latest_options.terminate = True
 
 
-class LayerRows:
-    """Keys and values of each layer, as `arrays` of `[1, heads, rows, width]`.
-
-    Those of the same shape lie in one array (`stacks`), so that the rows of all layers are copied
-    at once.
-    """
-
-    def __init__(self, layers: Sequence[Heads], rows: int) -> None:
-        """Allocate zeros for this number of rows of every layer. A stack `[2 * layers, heads, rows,
-        width]` holds the keys and values of layers of one shape."""
-        stacks: dict[Heads, Float] = {}
-        unused: dict[Heads, Iterator[Float]] = {}
-        """Views of the stack's arrays that no layer has taken yet."""
-        for heads, count in Counter(layers).items():
-            stack = np.zeros((2 * count, heads.count, rows, heads.width), np.float32)
-            stacks[heads] = stack
-            unused[heads] = iter(np.split(stack, len(stack)))
-        self.stacks = list(stacks.values())
-        self.arrays: list[Float] = []
-        for heads in layers:
-            keys = next(unused[heads])
-            values = next(unused[heads])
-            self.arrays += [keys, values]
+def layer_rows(layers: Sequence[Heads], rows: int) -> list[Float]:
+    """Zeros for so many rows: the keys and then the values of each layer, as arrays of `[1, heads,
+    rows, width]`."""
+    shapes = [(1, heads.count, rows, heads.width) for heads in layers]
+    return [np.zeros(shape, np.float32) for shape in shapes for _ in ("keys", "values")]
 
 
 class Call:
@@ -210,7 +191,7 @@ class Call:
         self.top_logp = np.empty((1, queries.size, graph.top), np.float32)
         """Best first, for every query."""
         self.top_tokens = np.empty((1, queries.size, graph.top), np.int64)
-        self.rows = LayerRows(graph.cache, tokens)
+        self.rows = layer_rows(graph.cache, tokens)
         """The new cache rows."""
 
         self._binding = self._bound(queries)
@@ -237,7 +218,7 @@ class Call:
         binding = graph.session.io_binding()
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
-        outputs: list[Array] = [self.top_logp, self.top_tokens, *self.rows.arrays]
+        outputs: list[Array] = [self.top_logp, self.top_tokens, *self.rows]
         for name, out in zip(graph.outputs, outputs, strict=True):
             binding.bind_output(name, "cpu", 0, out.dtype.type, out.shape, out.ctypes.data)
         return binding

@@ -19,7 +19,7 @@ from time import perf_counter
 import numpy as np
 import onnxruntime
 
-from moa.graph.step import Call, LayerRows, StepGraph, default_threads, usable_cores
+from moa.graph.step import Call, StepGraph, default_threads, layer_rows, usable_cores
 from moa.process.memory import give_back_free_memory
 from moa.process.user_folders import cache_folder
 
@@ -101,7 +101,7 @@ def _measured(graphs: Mapping[int, StepGraph]) -> dict[int, float]:
 
 def _call(graph: StepGraph) -> Call:
     """A call to be measured: one token after a chat of some length, with empty caches."""
-    cache = LayerRows(graph.cache, _CACHED_ROWS).arrays
+    cache = layer_rows(graph.cache, _CACHED_ROWS)
     records: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = {}
     if graph.records is not None:
         shape = (1, graph.records.count, 1, graph.records.width)

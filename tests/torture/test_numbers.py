@@ -35,7 +35,7 @@ async def test_a_drafter_without_numbers_costs_acceptance_and_no_token(
 
     def run(call: Call, noise: np.ndarray) -> float:
         seconds = ran(call, noise)
-        for array in (call.top_logp, *call.rows.arrays):
+        for array in (call.top_logp, *call.rows):
             array.fill(np.nan)
         return seconds
 
