@@ -31,6 +31,7 @@ from moa.grammar import compiling
 from moa.grammar.children import CHILDREN, Children, Starved
 from moa.grammar.spec import JSON_STYLE, Grammar, GrammarError
 from moa.grammar.tokens import tokens_of
+from moa.process.memory import give_back_free_memory
 from moa.text_stream import common_prefix
 from moa.tree import DraftTree
 
@@ -157,9 +158,11 @@ class GrammarCompiler:
         if not self._eos_ids:
             raise UsageError("a grammar needs an end token, and this model names none")
         try:
-            return tokens_of(self._read(), size=self._size, eos_ids=self._eos_ids)
+            tokens = tokens_of(self._read(), size=self._size, eos_ids=self._eos_ids)
         except ValueError as error:
             raise UsageError(f"this tokenizer cannot follow a grammar: {error}") from None
+        give_back_free_memory()  # what they were made of
+        return tokens
 
 
 class CompiledGrammar(NamedTuple):
