@@ -93,7 +93,7 @@ class Sibling:
                 call.mask[0, 0, at, one.rows] = 0
                 one.rows.append(used + at)
             call.run(self._silence)
-            rows.write(used, call.rows)
+            rows.put(used, call.rows)
             used += len(alive)
             for at, one in enumerate(alive):
                 token = int(call.top_tokens[0, at, 0])
@@ -115,7 +115,7 @@ class Sibling:
             call = self._along(rows, piece, at, text=False)
             call.scale[0] = 1.0 if sampling.greedy else 1.0 / sampling.temperature
             call.run(self._noise(sampling, range(at + 1, at + 1 + len(piece))))
-            rows.write(at, call.rows)
+            rows.put(at, call.rows)
             for tokens, logp in zip(call.top_tokens[0], call.top_logp[0], strict=True):
                 found.append(Guesses(tokens[:TOP].tolist(), logp[:TOP].tolist()))
         return found
@@ -125,7 +125,7 @@ class Sibling:
         for at in range(0, len(text), _PIECE):
             call = self._along(rows, text[at : at + _PIECE], at, text=True)
             call.run(self._silence)
-            rows.write(at, call.rows)
+            rows.put(at, call.rows)
 
     def _along(self, rows: KVBuffer, piece: Sequence[int], at: int, *, text: bool) -> Call:
         """A step over tokens of which each follows the one before it."""
