@@ -96,9 +96,8 @@ def train_preset(
     identity = {name: recipe[name] for name in ("preset", "shape", "distill", "start")}
     if head_words:
         counts = data.counts(len(teacher.shared.head))
-        task.part_of_head = SampledHead(
-            teacher.shared, settings.seed, chances(counts + 1.0, head_words)
-        )
+        likely = chances(counts + 1.0, head_words)
+        task.part_of_head = SampledHead(drafter.shared, teacher.shared, settings.seed, likely)
     loop = Loop(task, data, settings, out, identity={**identity, "rows of data": len(data)})
     began = time.perf_counter()
     history = loop.run(stop_after=max(0, last - loop.checkpointed_step()))
@@ -113,6 +112,8 @@ def train_preset(
         "last": {key: statistics.fmean(entry[key] for entry in history[-LAST:]) for key in shown},
         "tokens_per_s": statistics.median(entry["tokens_per_s"] for entry in history),
         "seconds_of_last_start": round(time.perf_counter() - began, 1),
+        "processor_seconds": round(time.process_time(), 1),
+        "trained_parameters": parameter_count(drafter),
         "peak_memory_mib": round(peak_memory_mib()),
     }
     write_result(out / SUMMARY, summary)

@@ -34,9 +34,9 @@ from moa.training import options
 from moa.training.data import Document, PackedRows, pack
 from moa.training.generate import PROMPT_TOKENS, GeneratedAnswers
 from moa.training.loop import Loop, fast_precision, join_process_group, peak_memory_mib
-from moa.training.run import TrainingRun, parameter_count, provenance
+from moa.training.run import TrainingRun, parameter_count, provenance, trained_count
 from moa.training.sources import examples, fingerprint
-from moa.training.teacher_files import bytes_per_token, write_outputs
+from moa.training.teacher_files import write_outputs
 from moa.worth import reached_at, worth
 
 TRIAL_ROWS = 4
@@ -113,6 +113,7 @@ def _run(run: TrainingRun, argv: list[str], started: float) -> dict[str, Any] | 
     figures = _figures(run, loop, rows, history[-_MEASURED_STEPS:])
     figures["training_seconds"] = training_seconds
     figures["seconds"] = time.perf_counter() - started
+    figures["processor_seconds"] = time.process_time()
     record = provenance(argv, run.facts, settings=run.settings(loop), data=about)
     record |= {
         "resumed_from_step": resumed_step,
@@ -153,6 +154,7 @@ def _figures(
         "loss": mean("loss"),
         **{name: mean(name) for name in agreements},
         "parameters": parameter_count(run.drafter),
+        "trained_parameters": trained_count(run.drafter),
         "tokens_per_s": mean("tokens_per_s"),
         "peak_memory_mib": peak_memory_mib(),
     }
@@ -215,7 +217,7 @@ def _dry_run(run: TrainingRun) -> dict[str, Any]:
     rows = trial.rows
     state_bytes = 0
     if trial.keeps_states:
-        state_bytes = rows.length * len(rows) * bytes_per_token(run.facts.hidden_size)
+        state_bytes = run.states_bytes(rows)
     return {
         "rows": len(rows),
         "tokens": rows.tokens,

@@ -223,9 +223,9 @@ class TeacherObjective:
         self.teacher = teacher
         self.settings: Any = settings
         self.seed = seed
-        self.part_of_head: Callable[[Batch, int], SharedWeights] | None = None
-        """For each step a part of the target's head, where drafter and target are compared over a
-        part only."""
+        self.part_of_head: Callable[[Batch, int], tuple[SharedWeights, SharedWeights]] | None = None
+        """For each step a part of the drafter's and of the target's head, where they are compared
+        over a part only."""
 
     def start(self, rows: PackedRows) -> None:
         """Set the weights that can be computed before the first step, if there are any."""
@@ -238,8 +238,7 @@ class TeacherObjective:
         """The heads of drafter and target to compare through."""
         if self.part_of_head is None:
             return self.module.shared, self.teacher.shared
-        part = self.part_of_head(batch, step)
-        return part, part
+        return self.part_of_head(batch, step)
 
     def _compare(
         self, mine: Tensor, theirs: Tensor, heads: tuple[SharedWeights, SharedWeights]

@@ -115,18 +115,24 @@ class TrainingRun:
 
     def keeps_states(self, rows: PackedRows, folder: Path, steps: int) -> bool:
         """Whether the target's results on the rows are kept on disk, so that it runs over each only
-        once. They are if the user asks for it; left to us, if rows are seen more than once, the
-        drafter reads states alone (keys and values would be many times as large), and the disk of
-        `folder` has room."""
+        once. They are if the user asks for it; left to us, if rows are seen more than once, and the
+        disk of `folder` has room."""
         mode = self.config.teacher
         if mode != "auto":
             return mode == "disk"
         settings = self.config.loop_settings(len(rows), _world())
         rows_seen = steps * settings.batch * settings.accumulate * _world()
-        if self.kind.reads_caches or rows_seen <= len(rows):
+        if rows_seen <= len(rows):
             return False
-        size = rows.length * len(rows) * bytes_per_token(self.facts.hidden_size)
-        return size < _SHARE_OF_DISK * shutil.disk_usage(folder).free
+        return self.states_bytes(rows) < _SHARE_OF_DISK * shutil.disk_usage(folder).free
+
+    def states_bytes(self, rows: PackedRows) -> int:
+        """How large the target's results on the rows are on disk, as far as the drafter reads
+        them."""
+        of_token = bytes_per_token(
+            self.facts, taps=bool(self.drafter.taps), caches=self.kind.reads_caches
+        )
+        return rows.length * len(rows) * of_token
 
     @property
     def whole_teacher(self) -> Teacher:
@@ -160,17 +166,16 @@ class TrainingRun:
 
     def sample_the_head(self, rows: PackedRows) -> None:
         """Let drafter and target be compared over a part of a large vocabulary in each step, drawn
-        by how often tokens occur in the rows. That needs one head for both; else nothing
-        changes."""
-        shared = self.objective.teacher.shared
-        vocabulary = len(shared.head)
+        by how often tokens occur in the rows. The drafter may have a head of its own."""
+        own = self.drafter.shared
+        their = self.objective.teacher.shared
+        # Tables of one vocabulary may be padded differently.
+        vocabulary = min(len(own.head), len(their.head))
         words = self.config.words_of_the_head(vocabulary)
-        # Each holds a tensor of its own over the one weight.
-        is_one_head = self.drafter.shared.head.data_ptr() == shared.head.data_ptr()
-        if words >= vocabulary or not is_one_head:
+        if words >= vocabulary:
             return
         likely = chances(rows.counts(vocabulary) + 1.0, words)
-        self.objective.part_of_head = SampledHead(shared, self.config.seed, likely)
+        self.objective.part_of_head = SampledHead(own, their, self.config.seed, likely)
 
     # ---- the loop
 
@@ -275,6 +280,11 @@ def _world() -> int:
 def parameter_count(module: nn.Module) -> int:
     """How many numbers a module's own weights have."""
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def trained_count(module: nn.Module) -> int:
+    """How many of these are trained: those of a frozen body are not."""
+    return sum(part.numel() for part in module.parameters() if part.requires_grad)
 
 
 def provenance(

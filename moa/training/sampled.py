@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from moa.model.borrowed import SharedWeights
 from moa.training.data import Batch
@@ -22,22 +23,33 @@ from moa.training.data import Batch
 class SampledHead:
     """Draws each word by its chance, and those of the batch."""
 
-    whole: SharedWeights
+    own: SharedWeights
+    """The drafter's embedding and head: the target's, or its own."""
+    their: SharedWeights
+    """The target's."""
     seed: int
     chances: NDArray[np.float64]
-    """Of each word, to be drawn for a batch without it."""
+    """Of each word, to be drawn for a batch without it; words that only one head has are none."""
 
-    def __call__(self, batch: Batch, step: int) -> SharedWeights:
-        """The embedding, and the rows of the head for the words (tokens of the vocabulary) that are
-        drawn for this batch and step: those in the batch, and others by their chances. The bias
-        makes up for the words that were left out."""
+    def __call__(self, batch: Batch, step: int) -> tuple[SharedWeights, SharedWeights]:
+        """The drafter's and the target's weights with those rows of their heads that are for the
+        words (tokens of the vocabulary) drawn for this batch and step: those in the batch, and
+        others by their chances. The bias makes up for the words that were left out."""
         chances = self.chances.copy()
         chances[np.unique(batch.ids)] = 1.0
         random = np.random.default_rng([self.seed, step, int(batch.rows[0])])
         words = np.flatnonzero(random.random(len(chances)) < chances)
-        rows = torch.from_numpy(words).to(self.whole.head.device)
+        rows = torch.from_numpy(words).to(self.their.head.device)
         bias = -torch.from_numpy(np.log(chances[words])).float().to(rows.device)
-        return replace(self.whole, head=self.whole.head[rows], bias=bias)
+        their = replace(self.their, head=self.their.head[rows], bias=bias)
+        if _is_one(self.own.head, self.their.head):
+            return replace(self.own, head=their.head, bias=bias), their
+        return replace(self.own, head=self.own.head[rows], bias=bias), their
+
+
+def _is_one(mine: Tensor, theirs: Tensor) -> bool:
+    """Whether two tensors are views of one weight: each may hold a tensor of its own over it."""
+    return mine.data_ptr() == theirs.data_ptr() and mine.shape == theirs.shape
 
 
 def chances(weights: NDArray[np.floating], words: int) -> NDArray[np.float64]:

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from moa.config import TargetFacts
 from moa.errors import UsageError
 from moa.model.borrowed import SharedWeights
 from moa.training.data import Batch, PackedRows
@@ -63,9 +64,15 @@ def write_outputs(
         tell(first + len(batch.rows), len(missing), rate)
 
 
-def bytes_per_token(hidden_size: int) -> int:
-    """Bytes that a token takes on disk, without caches."""
-    return _BYTES * hidden_size * (TAPS + 1)
+def bytes_per_token(facts: TargetFacts, *, taps: bool, caches: bool) -> int:
+    """Bytes that a token takes on disk: of its final state, with `taps` of the states between
+    layers, with `caches` of the keys and values of all layers."""
+    numbers = facts.hidden_size
+    if taps:
+        numbers += TAPS * facts.hidden_size
+    if caches:
+        numbers += 2 * facts.layers * facts.kv_heads * facts.head_dim
+    return _BYTES * numbers
 
 
 class StoredTeacher:

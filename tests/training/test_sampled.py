@@ -23,13 +23,14 @@ def test_chances_add_up_to_the_number_asked_for(words: int) -> None:
 def test_words_of_the_batch_are_certain_and_the_sums_of_both_distributions_are_kept() -> None:
     luck = np.random.default_rng(0)
     whole = SharedWeights(torch.empty(0), torch.from_numpy(luck.normal(size=(400, 8))).float())
-    head = SampledHead(whole, 0, chances(np.arange(400.0, 0, -1), 60))
+    head = SampledHead(whole, whole, 0, chances(np.arange(400.0, 0, -1), 60))
     ids = np.array([[3, 399]])
     batch = Batch(ids, ids, ids, ids > 0, np.array([0]))
     hidden = torch.ones(8)
     sums = []
     for step in range(600):
-        part = head(batch, step)
+        part, theirs = head(batch, step)
+        assert part.head is theirs.head
         assert {tuple(row) for row in whole.head[[3, 399]].tolist()} <= {
             tuple(row) for row in part.head.tolist()
         }

@@ -4,6 +4,7 @@ alone."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -118,7 +119,7 @@ def test_a_run_leaves_a_drafter_of_this_target(
 
 
 @pytest.mark.parametrize(("words", "is_part"), [("40", True), ("0", False)])
-@pytest.mark.parametrize("kind", ["--states", "--attention"])
+@pytest.mark.parametrize("kind", ["--states", "--attention", "--attention --body"])
 def test_a_step_compares_a_part_of_a_large_head(
     target: Path,
     chats: Path,
@@ -128,31 +129,57 @@ def test_a_step_compares_a_part_of_a_large_head(
     is_part: bool,
     kind: str,
 ) -> None:
-    flags = ["--data", str(chats), "--out", str(tmp_path), *SMALL, kind, "--head-words", words]
+    """Also where the drafter has a head of its own, of another width."""
+    flags = ["--data", str(chats), "--out", str(tmp_path), *SMALL, "--head-words", words]
+    flags += kind.split()
+    if kind.endswith("--body"):
+        sibling = save_tiny("qwen2", tmp_path / "sibling", hidden_size=32)
+        shutil.copy(target / "tokenizer.json", sibling)
+        flags += [str(sibling), "--freeze-body"]
     run = TrainingRun.of(options.parse([str(target), *flags]), torch.device("cpu"))
     run.sample_the_head(rows)
     loss = run.objective.loss(rows.rows(np.array([0])), 0, 0.0)
     assert loss.total > 0
     assert (run.objective.part_of_head is not None) == is_part
     if run.objective.part_of_head is not None:
-        part = run.objective.part_of_head(rows.rows(np.array([0])), 0)
-        assert len(part.head) < run.facts.vocab_size
+        mine, theirs = run.objective.part_of_head(rows.rows(np.array([0])), 0)
+        assert len(mine.head) == len(theirs.head) < run.facts.vocab_size
+        assert mine.head.shape[1] == run.drafter.shared.head.shape[1]
 
 
+@pytest.mark.parametrize("kind", ["--states", "--attention"])
 def test_states_on_disk_train_the_same_drafter_and_are_gone_on_with(
-    target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     """Up to their sixteen bits; also over a part of the head."""
     for words in ("0", "60"):
         losses = {}
         for teacher in ("memory", "disk"):
             out = tmp_path / f"{teacher}-{words}"
-            flags = ["--teacher", teacher, "--head-words", words, "--json"]
+            flags = [kind, "--teacher", teacher, "--head-words", words, "--json"]
             assert train(target, chats, out, *flags) == 0
             losses[teacher] = json.loads(capsys.readouterr().out)["loss"]
             kept = sorted((out / "data").glob("states/*.safetensors"))
             assert bool(kept) == (teacher == "disk")
         assert losses["disk"] == pytest.approx(losses["memory"], rel=0.05)
+
+
+@pytest.mark.parametrize("kind", ["--states", "--attention"])
+def test_what_a_drafter_reads_is_kept_where_rows_are_seen_again_and_the_disk_has_room(
+    target: Path, chats: Path, rows: PackedRows, tmp_path: Path, kind: str
+) -> None:
+    """Keys and values, too: else a large target would run in every step."""
+    config = options.parse(
+        [str(target), "--data", str(chats), "--out", str(tmp_path), *SMALL, kind]
+    )
+    run = TrainingRun.of(config, torch.device("cpu"))
+    once = len(rows) // run.batch
+    assert not run.keeps_states(rows, tmp_path, once)
+    assert run.keeps_states(rows, tmp_path, 2 * once + 1)
+    run.write_states(rows, tmp_path)
+    # Beside the numbers each file has a header.
+    files = sum(file.stat().st_size for file in (tmp_path / "states").iterdir())
+    assert run.states_bytes(rows) < files < run.states_bytes(rows) + 1000 * len(rows)
 
 
 def test_a_dry_run_of_bare_prompts_asks_the_target_for_their_answers(
