@@ -13,7 +13,7 @@
     everyday WORK TARGET.gguf --bundle BUNDLE   # many rounds, a long prompt, JSON, tools: with faults
     links WORK --bundle BUNDLE              # who drafts best over which link, for which target
     split WORK                              # train.jsonl for `moa-train`, held.jsonl for `trained`
-    trained WORK TARGET DRAFTER --bundle B  # what a trained drafter guesses beside the sibling
+    trained WORK TARGET DRAFTER --bundle B  # what a trained drafter guesses; one after another
     mixture WORK                            # experts: a file of random weights, drafted and not
     tables WORK --out benchmarks/results
 
@@ -56,7 +56,7 @@ from benchmarks.real import (
     trained,
 )
 from benchmarks.real.lines import Lines, read
-from benchmarks.real.prompts import KINDS, Prompt, all_prompts, as_line, problems
+from benchmarks.real.prompts import KINDS, Prompt, all_prompts, as_line, encoded, problems
 from benchmarks.real.sibling import Sibling
 from benchmarks.real.writing import Task
 from edge_client.text.codec import TextCodec
@@ -101,6 +101,7 @@ def parser() -> argparse.ArgumentParser:
     written.add_argument("target", help="folder, hub id or GGUF file")
     written.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     written.add_argument("--limit", type=int, default=0, help="prompts of each kind; 0: all")
+    written.add_argument("--longest", type=int, default=0, help="tokens of a prompt; 0: any")
     written.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
     written.add_argument("--tokens", type=int, default=cuts.TOKENS, help="most of an answer")
     written.add_argument("--sessions", type=int, default=32, help="written side by side")
@@ -195,10 +196,12 @@ def parser() -> argparse.ArgumentParser:
     parted.add_argument("--longest", type=int, default=320, help="tokens of prompt and answer")
     parted.add_argument("--tokens", type=int, default=10**6, help="of all that is trained with")
 
-    learnt = _verb(verbs, "trained", _trained, "a drafter of states along held-out answers")
-    learnt.add_argument("target", help="folder or hub id")
-    learnt.add_argument("drafter", type=Path, help="folder that moa-train has made")
-    learnt.add_argument("--bundle", type=Path, required=True, help="of this drafter")
+    learnt = _verb(verbs, "trained", _trained, "a trained drafter along held-out answers")
+    learnt.add_argument("target", help="folder, hub id or GGUF file")
+    learnt.add_argument("drafter", type=Path, help="its folder, whose name it has in the table")
+    learnt.add_argument(
+        "--bundle", type=Path, help="of this drafter; without one it drafts as at a server"
+    )
 
     shown = _verb(verbs, "tables", _tables, "print, and with --out write, the tables")
     shown.add_argument("--out", type=Path, metavar="DIR")
@@ -238,14 +241,17 @@ def _answers(args: argparse.Namespace) -> None:
         dtype=args.dtype,
         exact=args.exact,
     )
+    target = answers.opened(args.target, settings)
     every = _prompts(args.work)
+    if args.longest:
+        longest: int = args.longest
+        every = [one for one in every if len(encoded(target.tokenizer, one)) <= longest]
     by_kind = [
         [prompt for prompt in every if prompt.kind == kind][: args.limit or None]
         for kind in args.kinds
     ]
     # Of every kind in turn: a run that is stopped has some of each.
     chosen = [prompt for some in zip_longest(*by_kind) for prompt in some if prompt is not None]
-    target = answers.opened(args.target, settings)
     answers.answer(target, chosen, args.work / "answers.jsonl", settings)
 
 
@@ -440,11 +446,9 @@ def _split(args: argparse.Namespace) -> None:
 
 
 def _trained(args: argparse.Namespace) -> None:
-    held = args.work / "held.jsonl"
-    if not held.exists():
+    if not (args.work / "held.jsonl").exists():
         raise UsageError(f"no held-out answers in {args.work}", hint="run the verb `split` first")
-    out = Lines(args.work / "trained.jsonl")
-    trained.measure(args.target, args.drafter, args.bundle, held, out)
+    trained.measure(args.target, args.drafter, args.bundle, args.work)
 
 
 _Figures = Callable[[Lines], dict[str, Any]]
@@ -466,7 +470,9 @@ def _tables(args: argparse.Namespace) -> None:
         return faults.figures(asked, lines("faults_judged"))
 
     def of_trained(learnt: Lines) -> dict[str, Any]:
-        return trained.figures(list(lines("held").found.values()), lines("guesses"), learnt)
+        held = list(lines("held").found.values())
+        train = list(read(args.work / "train.jsonl"))
+        return trained.figures(held, lines("guesses"), learnt, train)
 
     # By the name of a result: the lines that it is made of, and what makes its figures and tables.
     results: dict[str, tuple[str, _Figures, _Table]] = {

@@ -1,43 +1,63 @@
-"""A drafter of the target's states that `moa-train` has made of the target's own answers, beside the
-sibling, along answers to prompts that the training has not seen.
+"""Drafters that were trained on the target's own answers, beside the sibling, along answers to
+prompts that the training has not seen.
 
-Its guesses are those of the bundle's graph, as a device makes them: with the newest state of the
-target at hand; with states that are some tokens late; and alone, with none since the prompt, as
-without a link. A sibling reads no states: its guesses are the same in all three cases.
+The guesses of a drafter with a bundle are those of its graph, as a device makes them: with the
+newest record of the target at hand; with records that are some tokens late; and alone, with none
+since the prompt, as without a link. A sibling reads no records: its guesses are the same in all
+three cases. A drafter for servers alone has no bundle: it drafts in torch, and always has the
+newest states.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from benchmarks.kit.figures import table
 from benchmarks.kit.progress import Progress
-from benchmarks.real.acceptance import DEPTHS, rounds, standard_error
+from benchmarks.real.acceptance import DEPTHS, standard_error
 from benchmarks.real.lines import Line, Lines, read
 from benchmarks.real.prompts import KINDS
-from export.runner import Float, OrtRunner, Runner, StepInput, empty_cache
-from export.source import Source, load_source
+from export.agreement import Continuation, KeptRecords, Replay
+from export.runner import OrtRunner, Runner, StepInput
+from export.source import load_source
 from moa.bundle import Bundle
+from moa.drafters.contract import Drafter, Drafting, DraftRequest
+from moa.drafters.registry import find
+from moa.drafters.taps import authors_taps
 from moa.errors import UsageError
-from moa.target.loading import load_model
+from moa.records import DTYPES, row_bytes
+from moa.sampling import SamplingSettings
+from moa.target.generate import Continued
+from moa.target.loading import load_model, read_facts, read_partial_target
 from moa.target.torch_target import Committed
 from moa.training.data import Batch
 from moa.training.loop import fast_precision
-from moa.training.teacher import Teacher
+from moa.training.teacher import Teacher, TeacherOutput
+from moa.tree import TreeShape
 
 LATE = 8
-"""Tokens by which states are late: a slow link's."""
+"""Tokens by which records are late: a slow link's."""
 _LATE_EVERY = 4
-"""Of the places of a text every fourth is tried with late states: each takes `LATE` steps more."""
+"""Of the places of a text every fourth is tried with late records: each takes up to `LATE` steps
+more."""
+_MORE = (3, 6)
+"""Tokens of the steps behind a first guess that was right, where a step may read several."""
+_PIECE = 64
+"""Tokens of all later steps."""
 _HELD_OUT = 3
 """One prompt in so many is held out, with all answers to it."""
 
@@ -85,36 +105,81 @@ def write_split(work: Path, parts: Parts) -> None:
 # ---- what it guesses
 
 
-@dataclass
-class Chains:
-    """Drafts of a graph along one text. `rows` are the rows of its cache that the target's states
-    make, for every token of the text."""
-
-    runner: Runner
-    ids: Sequence[int]
-    rows: Sequence[Float]
-
-    def guesses(self, known: int, first: int) -> Iterator[int]:
-        """Yield the guess after each token from `first` on, where the states of the text's first
-        `known` tokens are there. Every token behind those reads what the one before it made."""
-        cache = [rows[:, :known] for rows in self.rows]
-        for place in range(known, len(self.ids) - 1):
-            step = StepInput(
-                ids=[self.ids[place]],
-                queries=[0],
-                positions=[place],
-                mask=np.ones((1, place + 1), np.bool_),
-                past=cache,
-                feature_rows=[place - 1],
-            )
-            made = self.runner.step(step)
-            cache = [np.concatenate(pair, axis=1) for pair in zip(cache, made.rows, strict=True)]
-            if place >= first:
-                yield int(made.top_tokens[0, 0])
+class Guesser(Protocol):
+    """A drafter along one text, of which it knows the target's results."""
 
     def reach(self, place: int, depth: int) -> int:
-        """How many tokens of a draft after `place` are right, with the newest state: a target that
+        """How many tokens of a draft after `place` are right, with the newest record: a target that
         is to judge this token has computed those before it."""
+
+    def behind(self, prompt: int) -> dict[str, list[bool]]:
+        """Which guesses are right where records are late or absent, from the end of the prompt on;
+        nothing of a drafter that always has the newest."""
+
+
+@dataclass
+class Chains:
+    """Drafts of a bundle's graph along one text, with the records that a verifier makes of it."""
+
+    runner: Runner
+    text: Continuation
+
+    @property
+    def ids(self) -> list[int]:
+        """The text."""
+        return self.text.ids
+
+    @cached_property
+    def rows(self) -> Sequence[Any]:
+        """Rows of the graph's cache for every token of the text: those that records carry, and for
+        all other layers its own, which depend on tokens alone."""
+        if len(self.text.borrowed) == 2 * len(self.runner.spec.cache):
+            return self.text.borrowed
+        return Replay(self.runner, self.text).rows
+
+    def guesses(self, known: int, first: int) -> Iterator[int]:
+        """Yield the guess after each token from `first` on, where the records of the text's first
+        `known` tokens are there. What no record tells of the tokens behind those, a step makes."""
+        cache = [rows[:, :known] for rows in self.rows]
+        place = known
+        last = len(self.ids) - 1
+        for size in self._sizes(first - known + 1):
+            if place == last:
+                return
+            stop = min(place + size, last)
+            queries = [at for at in range(stop - place) if place + at >= first]
+            # A step predicts after one token at least. Nobody reads this prediction.
+            made = self.runner.step(self._step(place, stop, queries or [0], known, cache))
+            cache = [np.concatenate(pair, axis=1) for pair in zip(cache, made.rows, strict=True)]
+            place = stop
+            yield from (int(token) for token in made.top_tokens[: len(queries), 0])
+
+    def _sizes(self, first: int) -> Iterator[int]:
+        """How many tokens each step reads, of which the first brings a guess."""
+        if self.runner.spec.features:
+            return repeat(1)  # a token reads what the one before it made
+        return chain((first, *_MORE), repeat(_PIECE))
+
+    def _step(
+        self, start: int, stop: int, queries: Sequence[int], known: int, cache: Sequence[Any]
+    ) -> StepInput:
+        """The step over the text's tokens `start` to `stop - 1`."""
+        count = stop - start
+        keys = self.text.record_k
+        values = self.text.record_v
+        return StepInput(
+            ids=self.ids[start:stop],
+            queries=queries,
+            positions=range(start, stop),
+            mask=np.tri(count, stop, start, dtype=np.bool_),
+            past=list(cache),
+            record_k=None if keys is None else keys[:, :known],
+            record_v=None if values is None else values[:, :known],
+            feature_rows=range(start - 1, stop - 1),
+        )
+
+    def reach(self, place: int, depth: int) -> int:
+        """Of the graph's guesses, each behind right ones."""
         right = 0
         guesses = self.guesses(place, place)
         for token in self.ids[place + 1 : place + 1 + depth]:
@@ -124,139 +189,295 @@ class Chains:
         return right
 
     def right_when_late(self, place: int) -> bool:
-        """Whether the guess after `place` is right where states are `LATE` tokens late."""
+        """Whether the guess after `place` is right where records are `LATE` tokens late."""
         return next(self.guesses(place - LATE, place)) == self.ids[place + 1]
 
     def right_alone(self, prompt: int) -> list[bool]:
-        """For each place behind the answer's first token: whether the guess is right with no state
+        """For each place behind the answer's first token: whether the guess is right with no record
         since the prompt."""
         guesses = self.guesses(prompt, prompt)
         return [
             guess == token for guess, token in zip(guesses, self.ids[prompt + 1 :], strict=True)
         ]
 
-
-def figures_of(chains: Chains, prompt: int) -> dict[str, Any]:
-    """What is counted of one text, from its answer's first token on, which comes with the prompt."""
-    places = range(prompt, len(chains.ids) - 1)
-    late = [chains.right_when_late(place) for place in places[LATE::_LATE_EVERY]]
-    return {
-        "reach": [chains.reach(place, max(DEPTHS)) for place in places],
-        "late": late,
-        "alone": chains.right_alone(prompt),
-    }
+    def behind(self, prompt: int) -> dict[str, list[bool]]:
+        """Late, and alone."""
+        places = range(prompt, len(self.ids) - 1)[LATE::_LATE_EVERY]
+        late = [self.right_when_late(place) for place in places]
+        return {"late": late, "alone": self.right_alone(prompt)}
 
 
-def measure(target: str, drafter: Path, bundle: Path, held: Path, out: Lines) -> None:
-    """How the drafter was trained, and every text that has no figures yet. A folder's lines are of
-    one drafter."""
-    opened = Bundle.open(bundle)
-    about = _about(drafter, opened)
-    if "drafter" in out and out.found["drafter"] != {"key": "drafter", **about}:
+@dataclass
+class Drafts:
+    """Drafts in torch along one text, as a server makes them: places are asked for in order."""
+
+    drafting: Drafting
+    text: Committed
+    _slot: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._slot = self.drafting.open()
+
+    def reach(self, place: int, depth: int) -> int:
+        """Of a chain; a longer one only where a shorter one is right."""
+        read = self.drafting.known(self._slot)
+        ids = list(self.text.tokens)
+        self.drafting.observe(self._slot, ids[read:place], self.text.part(read, place))
+        right = 0
+        for size in (1, *DEPTHS):
+            shape = TreeShape.chain(min(size, depth), min_score=-math.inf)
+            request = DraftRequest(self._slot, ids[place], shape, SamplingSettings())
+            (tree,) = self.drafting.draft([request])
+            drafted = tree.tokens[1:]  # without the pending token
+            right = _right(drafted, ids[place + 1 :])
+            if right < len(drafted):
+                break
+        return right
+
+    def behind(self, prompt: int) -> dict[str, list[bool]]:
+        """A server's drafter has the newest states."""
+        self.drafting.close(self._slot)
+        return {}
+
+
+def _right(drafted: Sequence[int], following: Sequence[int]) -> int:
+    """How many tokens of a chain are the text's own."""
+    count = 0
+    for mine, theirs in zip(drafted, following, strict=False):
+        if mine != theirs:
+            break
+        count += 1
+    return count
+
+
+def figures_of(guesser: Guesser, prompt: int, tokens: int) -> dict[str, Any]:
+    """What is counted of a text of so many tokens, from its answer's first on, which comes with the
+    prompt."""
+    reach = [guesser.reach(place, max(DEPTHS)) for place in range(prompt, tokens - 1)]
+    return {"reach": reach, **guesser.behind(prompt)}
+
+
+def measure(target: str, folder: Path, bundle: Path | None, work: Path) -> None:
+    """What is known of the drafter in `folder`, and its guesses along every text that has none
+    yet."""
+    out = Lines(work / "trained.jsonl")
+    name = folder.name
+    source = None if bundle is None else load_source(target, str(folder))
+    drafter = _in_torch(target, folder) if source is None else source.module
+    opened = None if bundle is None else Bundle.open(bundle)
+    about = {"drafter": name, **_about(folder, drafter, opened)}
+    if name in out and out.found[name] != {"key": name, **about}:
         raise UsageError(
-            f"{out.path} is of another drafter than {drafter}", hint="take it out of WORK"
+            f"{out.path} is of another drafter than {folder}", hint="take it out of WORK"
         )
-    texts = [line for line in read(held) if line["key"] not in out]
-    if "drafter" in out and not texts:
-        return
-    source = load_source(target, str(drafter))
-    if not source.spec.features:
-        raise UsageError(f"{drafter} reads no states of the target")
-    if "drafter" not in out:
-        out.add("drafter", **about)
-    variant = opened.variant(opened.manifest.default_variant)
-    runner = OrtRunner(opened.path(variant.model), source.spec)
-    device = torch.device("cpu")
-    dtype = torch.bfloat16 if fast_precision(device) == "bf16" else torch.float32
-    teacher = Teacher(load_model(target, device=device, dtype=dtype).model)
-    teacher.caches = False
-    teacher.tap(source.module.taps)
+    texts = [line for line in read(work / "held.jsonl") if f"{name} {line['key']}" not in out]
+    if name not in out:
+        out.add(name, **about)
+    known = KnownTexts(target, work / "held_states")
     progress = Progress(len(texts), "texts")
-    for text in texts:
-        ids = text["ids"]
-        chains = Chains(runner, ids, rows_of(teacher, source, ids))
-        out.add(text["key"], **figures_of(chains, text["prompt_tokens"]))
+    runner: OrtRunner | None = None
+    if source is not None and opened is not None:
+        variant = opened.variant(opened.manifest.default_variant)
+        runner = OrtRunner(opened.path(variant.model), source.spec)
+    for line in texts:
+        ids = line["ids"]
+        text = known.of(line["key"], ids, drafter)
+        guesser: Guesser
+        if runner is None:
+            guesser = Drafts(drafter.drafting(slots=1, capacity=len(ids)), text)
+        else:
+            guesser = Chains(runner, continuation(drafter, text, line["prompt_tokens"]))
+        found = figures_of(guesser, line["prompt_tokens"], len(ids))
+        out.add(f"{name} {line['key']}", drafter=name, text=line["key"], **found)
         progress.step()
 
 
-def _about(drafter: Path, bundle: Bundle) -> dict[str, Any]:
-    """How a drafter was trained, and the size of its bundle."""
-    made = json.loads((drafter / "training.json").read_text(encoding="utf-8"))
-    result = made["result"]
-    return {
+def _in_torch(target: str, folder: Path) -> Drafter:
+    """A drafter that has no graph, with embedding and head of the target."""
+    part = read_partial_target(target)
+    return find(folder).load(part.model, part.facts)
+
+
+def _about(folder: Path, drafter: Drafter, bundle: Bundle | None) -> dict[str, Any]:
+    """How a drafter was trained, and what it costs."""
+    made = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    result = made.get("result", made)  # of moa-train, or of benchmarks.baselines.train
+    layout = drafter.record_layout
+    record = 0 if layout is None else row_bytes(DTYPES[0], layout.count, layout.width)
+    about = {
         "steps": result["steps"],
-        "seconds": result["seconds"],
-        "parameters": result["parameters"],
-        "rows": made["rows"],
-        "tokens": made["tokens"],
-        "answer_tokens": result["wanted_tokens"],
-        "bundle_bytes": sum(entry.size for entry in bundle.manifest.files.values()),
+        "processor_seconds": result["processor_seconds"],
+        "parameters": sum(parameter.numel() for parameter in drafter.parameters()),
+        "trained_parameters": result["trained_parameters"],
+        "record_bytes": record,
     }
+    if bundle is not None:
+        about["bundle_bytes"] = sum(entry.size for entry in bundle.manifest.files.values())
+    return about
 
 
-def rows_of(teacher: Teacher, source: Source, ids: Sequence[int]) -> list[Float]:
-    """The rows of the drafter's cache that a verifier sends as records of this text: keys, then
-    values, of each layer, `[heads, tokens, width]`."""
+def continuation(drafter: Drafter, text: Committed, prompt: int) -> Continuation:
+    """A text with the records that a verifier sends of it."""
+    kept = KeptRecords(drafter)
+    kept.add(text)
+    return kept.trace(Continued(list(text.tokens), prompt))
+
+
+# ---- what the target computes along the texts
+
+
+@dataclass
+class _Cache:
+    """Keys and values `[layers, n, heads, width]` of one text, in place of a target's pool."""
+
+    keys: Tensor
+    values: Tensor
+
+    def read(self, _slot: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Those of some tokens."""
+        return self.keys[:, start:stop], self.values[:, start:stop]
+
+
+class KnownTexts:
+    """The target's results along texts, kept in a folder in 16 bits: the target runs over each text
+    once, whichever drafters read of it."""
+
+    def __init__(self, target: str, folder: Path) -> None:
+        self._target = target
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        facts, _ = read_facts(target, identify=False)
+        self._layers = facts.layers
+        self._taps = authors_taps(facts.layers)
+        self._has_caches = facts.uniform_cache
+
+    @cached_property
+    def _teacher(self) -> Teacher:
+        """The target, once it is needed."""
+        device = torch.device("cpu")
+        dtype = torch.bfloat16 if fast_precision(device) == "bf16" else torch.float32
+        teacher = Teacher(load_model(self._target, device=device, dtype=dtype).model)
+        teacher.caches = self._has_caches
+        teacher.tap(self._taps)
+        return teacher
+
+    def of(self, key: str, ids: Sequence[int], drafter: Drafter) -> Committed:
+        """A text, as the target has computed it for this drafter."""
+        path = self._folder / f"{key.replace('/', '-')}.safetensors"
+        if not path.exists():
+            save_file(self._computed(ids), path.with_suffix(".part"))
+            path.with_suffix(".part").rename(path)
+        stored: dict[str, Tensor] = load_file(path)
+        hidden = stored["hidden"].float()
+        tapped = self._tapped(stored, drafter.taps)
+        pool: Any = None
+        if self._has_caches:
+            pool = _Cache(stored["keys"].float(), stored["values"].float())
+        return Committed(pool, 0, 0, hidden=hidden, tapped=tapped, tokens=list(ids))
+
+    def _computed(self, ids: Sequence[int]) -> dict[str, Tensor]:
+        """What the target computes of a text."""
+        known = self._teacher(_batch(ids))
+        return {name: value.to(torch.bfloat16) for name, value in _of_text(known).items()}
+
+    def _tapped(self, stored: Mapping[str, Tensor], taps: Sequence[int]) -> Tensor | None:
+        """The states that a drafter taps; the number behind the last layer is the final one."""
+        if not taps:
+            return None
+        if tuple(taps) not in (self._taps, (*self._taps, self._layers)):
+            raise UsageError(f"no states of layers {list(taps)} are kept: only {list(self._taps)}")
+        parts = [stored["tapped"], stored["hidden"]][: 1 + len(taps) - len(self._taps)]
+        return torch.cat(parts, -1).float()
+
+
+def _batch(ids: Sequence[int]) -> Batch:
+    """One text as a teacher takes it."""
     count = len(ids)
-    batch = Batch(
+    return Batch(
         ids=np.array([ids], np.int64),
         segments=np.ones((1, count), np.int64),
         positions=np.arange(count)[None],
         wanted=np.ones((1, count), np.bool_),
         rows=np.zeros(1, np.int64),
     )
-    known = teacher(batch)
-    pool: Any = None  # keys and values of the target, which a drafter of states does not read
-    tapped = known.states[0].float()
-    text = Committed(pool, 0, 0, hidden=known.hidden[0].float(), tapped=tapped, tokens=ids)
-    layout = source.module.record_layout
-    assert layout is not None
-    rows: list[Float] = []
-    for pair in zip(*map(layout.split, source.module.records([text])), strict=True):
-        rows += [np.ascontiguousarray(half.transpose(1, 0, 2)) for half in pair]
-    assert len(rows) == len(empty_cache(source.spec))
-    return rows
+
+
+def _of_text(known: TeacherOutput) -> dict[str, Tensor]:
+    """The results of a batch of one text, contiguous."""
+    assert known.tapped is not None
+    found = {"hidden": known.hidden[0], "tapped": known.tapped[0]}
+    if known.keys.numel():
+        found |= {"keys": known.keys[:, 0], "values": known.values[:, 0]}
+    return {name: value.contiguous() for name, value in found.items()}
 
 
 # ---- tables
 
+SIBLING = "the sibling"
 
-def figures(held: Sequence[Line], guessed: Lines, found: Lines) -> dict[str, Any]:
-    """By kind of text; texts along which both have guessed."""
-    cells: dict[str, list[dict[str, float]]] = {}
+
+def figures(held: Sequence[Line], guessed: Lines, found: Lines, train: Sequence[Line]) -> Any:
+    """By kind of text and drafter; texts along which all of them have guessed."""
+    drafters = [line for line in found.found.values() if "text" not in line]
+    cells: dict[tuple[str, str], list[dict[str, float]]] = {}
     for text in held:
         key = text["key"]
-        if key not in found or key not in guessed:
+        lines = [found.found.get(f"{about['drafter']} {key}") for about in drafters]
+        if key not in guessed or None in lines:
             continue
         answer = text["ids"][text["prompt_tokens"] :]
         tops = [tokens[0] for tokens in guessed.found[key]["tokens"]]
         # The first token of an answer comes with its prompt, and is not drafted.
-        sibling = [mine == theirs for mine, theirs in zip(tops, answer, strict=True)][1:]
-        line = found.found[key]
-        if not sibling or not line["late"]:
+        right = [mine == theirs for mine, theirs in zip(tops, answer, strict=True)][1:]
+        if len(right) <= LATE:
             continue  # too short to tell
-        reach = line["reach"]
-        one = {
-            "sibling": statistics.fmean(sibling),
-            "step": statistics.fmean(right > 0 for right in reach),
-            "late": statistics.fmean(line["late"]),
-            "alone": statistics.fmean(line["alone"]),
-        }
-        for depth in DEPTHS:
-            one[f"sibling_{depth}"] = len(sibling) / len(rounds(sibling, depth))
-            one[f"step_{depth}"] = len(reach) / _rounds_of(reach, depth)
-        cells.setdefault(key.partition("/")[0], []).append(one)
+        kind = key.partition("/")[0]
+        cells.setdefault((kind, SIBLING), []).append(_of_reach(_reach(right)))
+        for about, line in zip(drafters, lines, strict=True):
+            assert line is not None
+            one = _of_reach(line["reach"])
+            one |= {name: statistics.fmean(line[name]) for name in _BEHIND if line.get(name)}
+            cells.setdefault((kind, about["drafter"]), []).append(one)
     runs = []
     for kind in KINDS:
-        if kind not in cells:
-            continue
-        run: dict[str, Any] = {"kind": kind, "texts": len(cells[kind])}
-        for name in cells[kind][0]:
-            values = [one[name] for one in cells[kind]]
-            run[name] = statistics.fmean(values)
-            run[f"{name}_se"] = standard_error(values)
-        runs.append(run)
-    return {"drafter": found.found.get("drafter", {}), "runs": runs}
+        for name in (SIBLING, *(about["drafter"] for about in drafters)):
+            if texts := cells.get((kind, name)):
+                run: dict[str, Any] = {"kind": kind, "drafter": name, "texts": len(texts)}
+                for figure in texts[0]:
+                    values = [one[figure] for one in texts]
+                    run[figure] = statistics.fmean(values)
+                    run[f"{figure}_se"] = standard_error(values)
+                runs.append(run)
+    return {
+        "drafters": drafters,
+        "learnt": {
+            "answers": len(train),
+            "tokens": sum(len(line["ids"]) for line in train),
+            "answer_tokens": sum(len(line["ids"]) - line["prompt_tokens"] for line in train),
+        },
+        "runs": runs,
+    }
+
+
+_BEHIND = ("late", "alone")
+
+
+def _reach(right: Sequence[bool]) -> list[int]:
+    """How many guesses in a row are right, from each place on, where none depends on a draft."""
+    found: list[int] = []
+    run = 0
+    for is_right in reversed(right):
+        run = run + 1 if is_right else 0
+        found.append(min(run, max(DEPTHS)))
+    return found[::-1]
+
+
+def _of_reach(reach: Sequence[int]) -> dict[str, float]:
+    """The share of right first guesses, and tokens a round."""
+    one = {"right": statistics.fmean(right > 0 for right in reach)}
+    for depth in DEPTHS:
+        one[f"won_{depth}"] = len(reach) / _rounds_of(reach, depth)
+    return one
 
 
 def _rounds_of(reach: Sequence[int], depth: int) -> int:
@@ -270,33 +491,44 @@ def _rounds_of(reach: Sequence[int], depth: int) -> int:
 
 
 def tables(result: Mapping[str, Any]) -> str:
-    """Right guesses by kind, and tokens a round."""
-    header = ["right guesses; tokens a round with drafts of " + " and ".join(map(str, DEPTHS))]
-    header += ["texts", "the sibling", "trained, newest state", f"{LATE} tokens late"]
-    header.append("alone")
+    """Right guesses by kind and drafter, and what each costs."""
+    header = ["text", "drafter", "texts", "right, newest record"]
+    header += [f"tokens a round, drafts of {depth}" for depth in DEPTHS]
+    header += [f"right, records {LATE} tokens late", "right alone"]
     rows = []
     for run in result["runs"]:
-        sibling, step = (
-            ", ".join([_share(run, who), *(_won(run, f"{who}_{depth}") for depth in DEPTHS)])
-            for who in ("sibling", "step")
-        )
-        cells = [run["kind"], run["texts"], sibling, step, _share(run, "late")]
-        rows.append([*cells, _share(run, "alone")])
-    shown = table(header, rows)
-    drafter = result["drafter"]
-    if not drafter:
-        return shown
+        cells = [run["kind"], run["drafter"], run["texts"], _share(run, "right")]
+        cells += [_won(run, f"won_{depth}") for depth in DEPTHS]
+        # A sibling's guesses are the same in all three cases.
+        names = ["right", "right"] if run["drafter"] == SIBLING else list(_BEHIND)
+        rows.append(cells + [_share(run, name) for name in names])
+    costs = [
+        [
+            about["drafter"],
+            f"{about['parameters'] / 1e6:.0f} M",
+            f"{about['trained_parameters'] / 1e6:.0f} M",
+            about["steps"],
+            f"{about['processor_seconds'] / 60:.0f}",
+            about["record_bytes"] or "—",
+            f"{about['bundle_bytes'] / 1e6:.0f} MB" if "bundle_bytes" in about else "—",
+        ]
+        for about in result["drafters"]
+    ]
+    of_costs = ["drafter", "numbers of its own", "of them trained", "steps"]
+    of_costs += ["processor minutes", f"bytes a record, {DTYPES[0]}", "bundle"]
+    learnt = result["learnt"]
     return (
-        f"{shown}\n\nThe drafter has {drafter['parameters'] / 1e6:.0f} M numbers of its own and a"
-        f" bundle of {drafter['bundle_bytes'] / 1e6:.0f} MB; it has learnt in {drafter['steps']}"
-        f" steps from {drafter['answer_tokens']:,} tokens of the target's own answers, with their"
-        f" prompts {drafter['tokens']:,}: {drafter['seconds'] / 60:.0f} minutes. Prompts of these"
-        " texts are not among them. The answer's first token, which comes with the prompt, is not"
-        " counted."
+        f"{table(header, rows)}\n\n{table(of_costs, costs)}\n\nThey have learnt from"
+        f" {learnt['answers']} of the target's own answers, {learnt['answer_tokens']:,} tokens, with"
+        f" their prompts {learnt['tokens']:,}; prompts of these texts are not among them. The"
+        " answer's first token, which comes with the prompt, is not counted. A drafter without a"
+        " bundle is for servers alone, where states are never late."
     )
 
 
 def _share(run: Mapping[str, Any], name: str) -> str:
+    if name not in run:
+        return "—"
     return f"{100 * run[name]:.1f} ± {100 * run[f'{name}_se']:.1f} %"
 
 

@@ -4,6 +4,7 @@ and no prompt is on both sides."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.baselines.eagle3 import eagle3_config, new_eagle3, save_eagle3
 from benchmarks.real import trained
 from benchmarks.real.__main__ import main
 from benchmarks.real.lines import Lines, read
@@ -19,15 +21,19 @@ from export.agreement import Continuation, Replay, make_traces, offline
 from export.cli import main as export
 from export.runner import TorchRunner
 from export.source import Source, load_source
+from moa.drafters.attention.config import AttentionConfig
+from moa.drafters.attention.model import new_attention
+from moa.drafters.contract import Drafter, DraftRequest
 from moa.drafters.states.config import StateDrafterConfig
 from moa.drafters.states.model import StateDrafter
 from moa.errors import UsageError
 from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import save_drafter
-from moa.target.loading import load_model
-from moa.target.torch_target import Target
+from moa.sampling import SamplingSettings
+from moa.target.loading import LoadedModel, load_model
+from moa.target.torch_target import Committed, Target
 from moa.training.cli import main as train
-from moa.training.teacher import Teacher
+from moa.tree import TreeShape
 from testing.tiny import save_tiny
 
 TEXT = [5, 9, 77, 30, 64, 8, 100, 12, 61, 17, 9, 77, 31, 64, 8, 101, 12, 61, 18, 20]
@@ -37,55 +43,77 @@ PROMPT = 6
 @dataclass(frozen=True)
 class Known:
     source: Source
-    teacher: Teacher
+    text: Committed
+    """The text as the target has computed it."""
     trace: Continuation
     """The text with the records that a verifier makes of it."""
 
 
-@pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
+def new_drafter(kind: str, loaded: LoadedModel) -> Drafter:
+    """Of its states, or of its keys and values with a layer of its own for each row of records."""
+    if kind == "states":
+        config = StateDrafterConfig.for_target(loaded.facts)
+        return StateDrafter.new(config, SharedWeights.of(loaded.model))
+    shape = AttentionConfig.for_target(loaded.facts, tli=1 if kind == "borrowing" else 0)
+    return new_attention(shape, loaded.model)
+
+
+@pytest.fixture(scope="module", params=["states", "attention", "borrowing"])
+def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Known:
     folder = tmp_path_factory.mktemp("trained")
-    path = save_tiny("qwen2", folder / "target")
+    path = save_tiny("qwen2", folder / "target", num_hidden_layers=8)
     loaded = load_model(path)
     torch.manual_seed(3)
-    config = StateDrafterConfig.for_target(loaded.facts)
-    drafter = StateDrafter.new(config, SharedWeights.of(loaded.model))
+    drafter = new_drafter(request.param, loaded)
     with torch.no_grad():
         for parameter in drafter.parameters():
             parameter.mul_(4.0)  # guesses differ from place to place
     save_drafter(drafter, folder / "drafter")
     source = load_source(str(path), str(folder / "drafter"))
     target = Target.load(path, slots=1, capacity=64)
-    target.tap(source.module.taps)
+    if source.module.taps:
+        target.tap(source.module.taps)
     (trace,) = make_traces(target, source, [TEXT], new_tokens=1)
-    teacher = Teacher(loaded.model)
-    teacher.caches = False
-    teacher.tap(source.module.taps)
-    text = replace(trace, ids=list(TEXT), prompt=PROMPT)
-    return Known(source, teacher, text)
+    texts = trained.KnownTexts(str(path), folder / "states")
+    text = texts.of("code/1@0", TEXT, source.module)
+    return Known(source, text, replace(trace, ids=list(TEXT), prompt=PROMPT))
 
 
 @pytest.fixture
 def chains(known: Known) -> trained.Chains:
     runner = TorchRunner(known.source, 4)
-    rows = trained.rows_of(known.teacher, known.source, TEXT)
-    return trained.Chains(runner, TEXT, rows)
+    return trained.Chains(runner, known.trace)
 
 
-def test_the_rows_are_those_that_a_verifier_sends(known: Known, chains: trained.Chains) -> None:
-    for mine, sent in zip(chains.rows, known.trace.borrowed, strict=True):
-        np.testing.assert_allclose(mine[:, : sent.shape[1]], sent, rtol=1e-3, atol=1e-4)
+def test_the_records_are_those_that_a_verifier_sends(known: Known) -> None:
+    """Up to the sixteen bits in which the target's results are kept."""
+    made = trained.continuation(known.source.module, known.text, PROMPT)
+    pairs = list(zip(made.borrowed, known.trace.borrowed, strict=True))
+    if made.record_k is not None and made.record_v is not None:
+        pairs += [(made.record_k, known.trace.record_k), (made.record_v, known.trace.record_v)]
+    assert pairs
+    for mine, sent in pairs:
+        apart = np.linalg.norm(mine[:, : sent.shape[1]] - sent)
+        assert apart < 0.1 * np.linalg.norm(sent)
 
 
 @pytest.mark.parametrize("behind", [0, 3])
 def test_guesses_are_those_of_a_device_whose_records_end_there(
     known: Known, chains: trained.Chains, behind: int
 ) -> None:
+    if behind and known.source.spec.borrowed:
+        pytest.skip("a replay makes rows of borrowed layers without any record")
     for place in range(PROMPT + behind, len(TEXT) - 1, 4):
         records = place - behind
         replay = Replay(chains.runner, known.trace, held=records)
         wanted = replay.guesses(place, place + 1, held=records)[0]
         assert next(chains.guesses(records, place)) == wanted
+
+
+def test_guesses_of_one_step_are_those_of_several(chains: trained.Chains) -> None:
+    """A draft along the text reads many tokens a step where none reads what another made."""
+    whole = list(chains.guesses(PROMPT, PROMPT))
+    assert whole == [next(chains.guesses(PROMPT, place)) for place in range(PROMPT, len(TEXT) - 1)]
 
 
 def test_alone_agrees_with_what_a_bundle_says_of_its_drafter(
@@ -105,16 +133,18 @@ class Counts:
         self.spec = source.spec
 
     def step(self, step: trained.StepInput) -> object:
-        (token,) = step.ids
         made = self.runner.step(step)
-        made.top_tokens[0, 0] = token + 1 if token % 5 else 0
+        for row, query in enumerate(step.queries):
+            token = step.ids[query]
+            made.top_tokens[row, 0] = token + 1 if token % 5 else 0
         return made
 
 
 def test_a_draft_is_right_as_far_as_its_guesses_are(known: Known, chains: trained.Chains) -> None:
     text = list(range(1, len(TEXT) + 1))
-    counting = trained.Chains(Counts(known.source), text, chains.rows)  # type: ignore[arg-type]
-    found = trained.figures_of(counting, 2)
+    trace = replace(chains.text, ids=text)
+    counting = trained.Chains(Counts(known.source), trace)  # type: ignore[arg-type]
+    found = trained.figures_of(counting, 2, len(text))
     # Behind 3 come the right guesses 4 and 5; behind 5 a wrong one.
     assert found["reach"][:4] == [2, 1, 0, 4]
     assert found["late"] == [True, False, True]  # behind 11, 15, 19
@@ -149,6 +179,37 @@ def test_no_prompt_is_both_learnt_and_held_out(tmp_path: Path) -> None:
     assert few.held == parts.held
 
 
+def eagle_beside(target: str, out: Path) -> None:
+    """An EAGLE-3 that was trained as the baselines are: it has no graph."""
+    loaded = load_model(target)
+    config = eagle3_config(loaded.facts, intermediate_size=32, heads=4, kv_heads=2)
+    save_eagle3(new_eagle3(config, SharedWeights.of(loaded.model)), out)
+    summary = {"steps": 2, "processor_seconds": 3.0, "trained_parameters": 4}
+    (out / "training.json").write_text(json.dumps(summary))
+
+
+def test_drafts_of_a_server_are_counted_with_the_newest_states(tmp_path: Path) -> None:
+    """As far as a chain is right, whether it is asked for at once or grows."""
+    path = save_tiny("qwen2", tmp_path / "target", num_hidden_layers=8)
+    loaded = load_model(path)
+    torch.manual_seed(3)
+    config = StateDrafterConfig.for_target(loaded.facts)
+    drafter = StateDrafter.new(config, SharedWeights.of(loaded.model)).eval()
+    text = trained.KnownTexts(str(path), tmp_path / "states").of("a", TEXT, drafter)
+    shape = TreeShape.chain(10, min_score=-math.inf)
+    drafting = drafter.drafting(slots=2, capacity=64)
+    slot = drafting.open()
+    drafting.observe(slot, TEXT[:PROMPT], text.part(0, PROMPT))
+    (tree,) = drafting.draft([DraftRequest(slot, TEXT[PROMPT], shape, SamplingSettings())])
+    own = [*TEXT[:PROMPT], *tree.tokens]  # a text that begins with the drafter's own draft
+    for wrong in (3, 7, 10):
+        ids = [*own[: PROMPT + 1 + wrong], (own[PROMPT + wrong] + 1) % 128, 5, 5]
+        mine = replace(text.part(0, PROMPT), tokens=ids)
+        drafts = trained.Drafts(drafting, mine)
+        assert drafts.reach(PROMPT, 10) == min(wrong, 10)
+        drafts.behind(PROMPT)
+
+
 def test_from_answers_to_a_table_of_a_trained_drafter(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,22 +231,27 @@ def test_from_answers_to_a_table_of_a_trained_drafter(
     for _ in range(2):  # the second time nothing is left to do
         assert main(["trained", str(work), target, str(out), "--bundle", str(bundle)]) == 0
     made = json.loads((out / "training.json").read_text())
-    other = tmp_path / "other"
-    other.mkdir()
     made["result"]["steps"] = 3
-    (other / "training.json").write_text(json.dumps(made))
+    (out / "training.json").write_text(json.dumps(made))
     with pytest.raises(UsageError, match="of another drafter than"):
-        main(["trained", str(work), target, str(other), "--bundle", str(bundle)])
+        main(["trained", str(work), target, str(out), "--bundle", str(bundle)])
+    at_server = tmp_path / "eagle"
+    eagle_beside(target, at_server)
+    assert main(["trained", str(work), target, str(at_server)]) == 0
     found = Lines(work / "trained.jsonl")
-    assert set(found.found) == {*guessed.found, "drafter"}
-    assert len(list(read(work / "trained.jsonl"))) == len(guessed.found) + 1
+    names = ["drafter", "eagle"]
+    assert set(found.found) == {
+        *names,
+        *(f"{name} {key}" for name in names for key in guessed.found),
+    }
+    assert len(list(read(work / "trained.jsonl"))) == 2 * (len(guessed.found) + 1)
+    assert "late" not in found.found[f"eagle {next(iter(guessed.found))}"]
     prompts = set(held_prompts(work))
-    learnt = json.loads((out / "training.json").read_text())["tokens"]
-    assert learnt == 2 * 17 * (12 - len(prompts))
     capsys.readouterr()
     assert main(["tables", str(work), "--out", str(tmp_path / "tables")]) == 0
     printed = capsys.readouterr().out
     # Of 13 guesses of the sibling 7 are right.
-    assert f"| code | {len(prompts)} | 53.8 ± 0.0 %" in printed
-    assert "in 2 steps" in printed
+    assert f"| code | the sibling | {len(prompts)} | 53.8 ± 0.0 %" in printed
+    assert f"| code | eagle | {len(prompts)} |" in printed
+    assert f"{2 * 17 * (12 - len(prompts))}; prompts of these texts" in printed
     assert (tmp_path / "tables" / "real_trained.md").exists()
