@@ -218,7 +218,9 @@ class Loop:
         for batch in self._batches():
             with torch.autocast(self.device.type, torch.bfloat16, enabled=in_bf16):
                 loss = self.objective.loss(batch, self.step, progress)
-            loss.total.backward()
+            # Not where nothing trained took part: a frozen body whose texts saw no record.
+            if loss.total.requires_grad:
+                loss.total.backward()
             figures = {"loss": loss.total, "weight": loss.weight, **loss.metrics}
             for name, value in figures.items():
                 before = sums.get(name, torch.zeros((), device=self.device))

@@ -285,17 +285,15 @@ def test_a_body_begins_as_the_model_that_it_is_made_of(
     target: Path, chats: Path, tmp_path: Path
 ) -> None:
     """Without records a small frozen model, of another width, family and head, behaves exactly as
-    before."""
+    before. Rows whose documents are all cold teach its attention nothing, and end no run."""
     sibling = save_tiny("qwen2", tmp_path / "sibling", num_hidden_layers=2, hidden_size=32, seed=5)
     loaded = load_model(target)
     ids = torch.tensor([[7, 9, 30, 11]])
     causal = torch.full((4, 4), MASKED).triu(1)[None, None]
-    assert (
-        train(
-            target, chats, tmp_path / "out", "--attention", "--body", str(sibling), "--freeze-body"
-        )
-        == 0
-    )
+    flags = ["--attention", "--body", str(sibling), "--freeze-body"]
+    assert train(target, chats, tmp_path / "out", *flags) == 0
+    cold = ["--spacing", "6-14:0.01,cold:0.99", "--batch", "1"]
+    assert train(target, chats, tmp_path / "cold", *flags, *cold) == 0
     drafter = load_attention(tmp_path / "out", loaded.model, loaded.facts)
     inputs = ids, torch.arange(4)[None], causal, drafter.empty_rows(ids)
     with torch.no_grad():
