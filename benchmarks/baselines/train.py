@@ -23,7 +23,7 @@ from benchmarks.baselines.registry import parameter_count, save
 from benchmarks.provenance import write_result
 from moa.errors import UsageError, run_cli
 from moa.model.borrowed import SharedWeights
-from moa.target.loading import load_model
+from moa.target.loading import LoadedModel, load_model, read_partial_target
 from moa.training.data import PackedRows
 from moa.training.loop import Loop, LoopSettings, fast_precision, peak_memory_mib
 from moa.training.losses import TeacherLike
@@ -73,14 +73,16 @@ def train_preset(
             )
         if done["steps"] >= last:
             return done
-    loaded = load_model(target, device=device)
+    loaded = _target(name, target, device, start=start, states=states)
     torch.manual_seed(settings.seed)
-    # In bf16 a copy of the target runs a third faster than the same under autocast.
-    dtype = torch.bfloat16 if settings.precision == "bf16" else None
-    teacher: TeacherLike = Teacher(loaded.model, dtype)
+    teacher: TeacherLike
     if states:
         shared = SharedWeights.of(loaded.model)
         teacher = StoredTeacher(shared, states, loaded.model.dtype)
+    else:
+        # In bf16 a copy of the target runs a third faster than the same under autocast.
+        dtype = torch.bfloat16 if settings.precision == "bf16" else None
+        teacher = Teacher(loaded.model, dtype)
     drafter, task = build(
         name,
         loaded.model,
@@ -118,6 +120,18 @@ def train_preset(
     }
     write_result(out / SUMMARY, summary)
     return summary
+
+
+def _target(
+    name: str, target: str, device: str, *, start: Sequence[int], states: Path | None
+) -> LoadedModel:
+    """The target, or of one whose results are on disk what its drafters share with it: a body may
+    begin as its layers, or borrow some, all others take embedding and head."""
+    if states is None or start or preset(name).kind == "moa":
+        return load_model(target, device=device)
+    part = read_partial_target(target)
+    part.model.to(torch.device(device))
+    return part
 
 
 def finished(out: Path) -> dict[str, Any] | None:

@@ -88,7 +88,7 @@ def test_texts_are_of_every_kind_and_held_out_ones_are_others() -> None:
 
 
 def test_drafters_trained_on_stored_lessons_are_measured_along_the_targets_own_texts(
-    target: Path, tmp_path: Path
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held_out = tmp_path / "heldout"
     stored = tmp_path / "rows"
@@ -121,6 +121,9 @@ def test_drafters_trained_on_stored_lessons_are_measured_along_the_targets_own_t
     ]
     flags += ["--shape", "self_attention_intermediate_size=600", "--states", str(stored)]
     assert train.main([*names, *flags, "--out", str(made)]) == 0
+    # A drafter of states takes nothing of the target but embedding and head.
+    monkeypatch.delattr(train, "load_model")
+    assert train.main(["eagle3", *flags, "--out", str(tmp_path / "again")]) == 0
     asked: dict[str, Any] = {"target": str(target), "texts": str(held_out)}
     asked["drafters"] = tuple(str(made / name) for name in names)
     result = witness.measure(witness.Options(**asked, behind=("0", "2", "none")))
