@@ -130,7 +130,7 @@ def _target(
     if states is None or start or preset(name).kind == "moa":
         return load_model(target, device=device)
     part = read_partial_target(target)
-    part.model.to(torch.device(device))
+    torch.nn.Module.to(part.model, torch.device(device))  # the library's wrapper hides its signature
     return part
 
 
