@@ -130,7 +130,8 @@ def _target(
     if states is None or start or preset(name).kind == "moa":
         return load_model(target, device=device)
     part = read_partial_target(target)
-    torch.nn.Module.to(part.model, torch.device(device))  # the library's wrapper hides its signature
+    # The library's wrapper hides the method's signature.
+    torch.nn.Module.to(part.model, torch.device(device))
     return part
 
 
