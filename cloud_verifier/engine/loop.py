@@ -267,7 +267,7 @@ class Engine:
         self._at_hand |= {piece.lease: None for piece in step.prefill}
         plan = self._runner.prepare(step)
         self._report(plan.reports)
-        outcome = StepOutcome(full=plan.full)
+        outcome = StepOutcome(left_out=plan.left_out_of(step), full=plan.full)
         if plan.rows:
             ran = self._runner.run(plan)
             results: Iterable[Ran | NotRun] = [ran]

@@ -66,6 +66,12 @@ class Plan:
         """The number of rows of its forward."""
         return len(self.jobs) + len(self.pieces)
 
+    def left_out_of(self, step: EngineStep) -> set[Lease]:
+        """Returns the leases of the step of which nothing is run."""
+        planned = {job.lease for job in step.jobs} | {piece.lease for piece in step.prefill}
+        running = {job.lease for job in self.jobs} | {piece.lease for piece in self.pieces}
+        return planned - running
+
     def row_by_row(self) -> Iterator[Plan]:
         """Plans of one row each, which together run the same rows."""
         for job in self.jobs:

@@ -14,7 +14,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from cloud_verifier.engine.job import Job, Lease
@@ -80,6 +80,12 @@ class EngineStep:
     began: float = 0.0
     """When the step was made, by the clock."""
 
+    def without(self, leases: Collection[Lease]) -> EngineStep:
+        """Returns the step without the rounds and pieces of prompts of these leases."""
+        jobs = [job for job in self.jobs if job.lease not in leases]
+        prefill = [piece for piece in self.prefill if piece.lease not in leases]
+        return replace(self, jobs=jobs, prefill=prefill)
+
 
 @dataclass(slots=True)
 class StepOutcome:
@@ -87,6 +93,9 @@ class StepOutcome:
 
     ran: bool = True
     """Whether it ran as planned, in one forward: else nothing is learned of its time."""
+    left_out: Collection[Lease] = ()
+    """Leases whose round or piece of a prompt was not run: they had no slot, or their device had
+    sent no guess yet."""
     run_again: list[Job] = field(default_factory=list)
     """Rounds that want their next forward: streams, and rounds whose masks were late."""
     full: list[Lease] = field(default_factory=list)
@@ -306,15 +315,17 @@ class Scheduler:
         """Learn how long a forward takes by its tokens, charge the principals with the step's
         seconds, and note when its rounds and pieces of prompts ran."""
         spent = now - step.began
+        # A stream that waits for its device has taken no time: it would make forwards seem short.
+        part = step.without(outcome.left_out)
         if outcome.ran:
-            self._learn_cost(step, spent, min(outcome.extra_seconds, spent))
-        if step.jobs:
-            self._pace_rounds(step, spent, now)
-            for job in step.jobs:
-                if not job.lease.revoked:
-                    self._active[job.lease] = _Seen(now, job.cost)
-        elif step.prefill:
+            self._learn_cost(part, spent, min(outcome.extra_seconds, spent))
+        if part.jobs:
+            self._pace_rounds(part, spent, now)
+        elif part.prefill:
             self._pacing.piece_ran(step.began, now)
+        for job in step.jobs:
+            if not job.lease.revoked:
+                self._active[job.lease] = _Seen(now, job.cost)
 
     def _learn_cost(self, step: EngineStep, spent: float, extra: float) -> None:
         """Learn what a step's forward took, and charge its principals with that: `spent` seconds in
