@@ -16,6 +16,7 @@ from cloud_verifier.engine.draft import TreeDrafter
 from cloud_verifier.engine.faults import Faults
 from cloud_verifier.engine.job import Guesses, Job, Lease
 from cloud_verifier.engine.loop import PROBE_SECONDS
+from cloud_verifier.engine.schedule import EngineStep, StepOutcome
 from cloud_verifier.model import serve_model
 from moa import demo
 from moa.drafters.drafting import DraftRequest
@@ -26,6 +27,7 @@ from moa.tree import DraftTree, TreeShape
 from moa.wire import Code
 from moa.wire.finish import TurnRules
 from moa.wire.messages import Foresee, Stream, StreamTokens
+from testing.client import NEVER
 from testing.speculator import GenerationSettings, Speculator
 from testing.tiny import tiny
 from tests.verifier import kit
@@ -252,6 +254,36 @@ def test_a_stream_whose_edge_has_guessed_nothing_is_not_compared_with_drafts_of_
         bench.engine.turn(0)
     assert compared == [job]
     assert bench.of(StreamTokens)[-1].message.foreseen == 1
+
+
+def test_a_stream_that_waits_for_its_device_is_left_out_of_what_a_step_has_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    left_out = []
+    real = bench.work.finished
+
+    def finished(step: EngineStep, outcome: StepOutcome) -> list[Job]:
+        if step.jobs:
+            left_out.append((step.jobs, outcome.left_out))
+        return real(step, outcome)
+
+    monkeypatch.setattr(bench.work, "finished", finished)
+    jobs = []
+    for name in (0, 1):
+        ids = kit.prompt(name, 10)
+        jobs.append(job := bench.submit(new_lease(name), ids, kit.generated(ids, 2)))
+        bench.run()
+        assert left_out == [([job], set()), ([job], {job.lease})], "a forward, and then none"
+        left_out.clear()
+    waits, goes_on = jobs
+    goes_on.guesses.add(
+        Foresee(goes_on.lease.session, 1, goes_on.base, [goes_on.ids[-1], NEVER], [-1, 0], [0, 0])
+    )
+    for job in jobs:
+        bench.work.submit(job)
+    bench.engine.turn(0)
+    assert left_out == [([waits, goes_on], {waits.lease})], "a forward of one of them alone"
 
 
 def test_what_comes_between_two_rounds_of_a_stream_is_a_part_of_a_round(

@@ -219,6 +219,45 @@ def test_a_batch_waits_for_a_burst_to_its_end_but_not_for_who_stays_away() -> No
     assert len(drafts(queue.next())) == 4, "longer than one wait, for they kept coming"
 
 
+def only_wait(queue: Timed) -> None:
+    """The latest rounds have run and want another forward, for which their devices have sent no
+    guess yet."""
+    assert queue.step is not None
+    ran = queue.step.jobs
+    queue.outcome.run_again = ran
+    assert drafts(queue.next()) == ran
+    queue.outcome.left_out = [one.lease for one in ran]
+    queue.finish()
+    queue.step = None
+
+
+def test_a_batch_waits_for_a_burst_although_its_streams_have_just_been_found_to_wait() -> None:
+    queue = Timed(batch_wait=0.002)
+    leases = [lease() for _ in range(6)]
+    queue.submit(*map(job, leases))
+    queue.taken()
+    queue.clock.now += 0.4
+    only_wait(queue)
+    for one in leases[:4]:
+        queue.submit(job(one))
+        assert queue.next() is None, "the latest forward has taken 0.4 s, not none"
+        queue.clock.now += 0.0015
+    queue.clock.now += 0.001
+    assert len(drafts(queue.next())) == 4
+
+
+def test_streams_that_only_wait_make_no_forward_seem_short() -> None:
+    """Or too few guesses were verified, because one more seemed to make a forward longer."""
+    queue = Timed()
+    leases = [lease() for _ in range(6)]
+    for _ in range(4):
+        queue.submit(*(job(one, nodes=7) for one in leases))
+        queue.taken()
+        queue.clock.now += 0.12
+        only_wait(queue)
+    assert queue.scheduler._cost.seconds(42) == pytest.approx(0.12)
+
+
 def test_waiting_for_company_has_an_end() -> None:
     queue = Timed(batch_wait=0.002)
     leases = [lease() for _ in range(12)]
