@@ -27,12 +27,19 @@ from testing.client import PATIENCE, Client, client
 
 _BACKOFF = (0.05, 1.0)
 _NEG_LOG_PROB = 1
-"""Of a guess that is sent ahead: each is right nine times in ten."""
+"""Of a guess whose chance a script does not say: each is right nine times in ten."""
 _AHEAD = 24
 """Guesses in a message."""
 Way = Literal["device", "ahead", "server", "none"]
 """Who drafts. `device`: a draft after each answer, for which the verifier waits; `ahead`: as many
 guesses as it has, so that the verifier need not wait."""
+
+
+class Guessed(NamedTuple):
+    """Guesses, one after another, and what the device says of the chance of each."""
+
+    tokens: list[int]
+    neg_log_probs: list[int]
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,9 @@ class Script:
     ids: list[int]
     truth: list[int]
     drafts: list[list[int]]
+    neg_log_probs: list[list[int]] = field(default_factory=list)
+    """What the device says of the chance of each guess, in drafts like those. Who says too little
+    of a good drafter gets fewer of its guesses verified, where a verifier is full."""
 
     @classmethod
     def along(cls, ids: list[int], truth: list[int], guesses: Sequence[int], nodes: int) -> Script:
@@ -50,15 +60,25 @@ class Script:
         among them."""
         return cls(ids, truth, [list(guesses[k : k + nodes - 1]) for k in range(len(truth))])
 
-    def ahead(self, done: int) -> list[int]:
-        """What a device guesses after `truth[:done]`: draft after draft up to the first wrong one."""
+    def after(self, done: int) -> Guessed:
+        """What a device guesses after `truth[:done]`: one draft."""
+        tokens = self.drafts[done]
+        if self.neg_log_probs:
+            return Guessed(tokens, self.neg_log_probs[done])
+        return Guessed(tokens, [_NEG_LOG_PROB] * len(tokens))
+
+    def ahead(self, done: int) -> Guessed:
+        """The same, draft after draft up to the first wrong one."""
         guesses: list[int] = []
+        neg_log_probs: list[int] = []
         for _ in range(_AHEAD):  # drafts of one token are the shortest
             here = done + len(guesses)
             if here >= len(self.truth) or guesses != self.truth[done:here]:
                 break
-            guesses += self.drafts[here]
-        return guesses[:_AHEAD]
+            draft = self.after(here)
+            guesses += draft.tokens
+            neg_log_probs += draft.neg_log_probs
+        return Guessed(guesses[:_AHEAD], neg_log_probs[:_AHEAD])
 
 
 async def scripts(
@@ -230,32 +250,34 @@ class ScriptedDevice:
         stream = session.streaming
         if stream is None or not stream.waits:
             return
-        guesses: list[int] = []
+        guesses = Guessed([], [])
         waits: bool | None = None
         if self.begin is not None:
             if self.tokens:
                 return  # it is about to begin
-            guesses = [self._wrong()]
+            guesses = self._wrong()
         elif self.way in ("device", "ahead"):
-            guesses = self._guesses() or [self._wrong()]
+            guesses = self._guesses()
         elif (stream.session, stream.round) == self._released:
             return
         else:
             self._released = stream.session, stream.round
             waits = False
         self._sent_at = perf_counter()
-        neg_log_probs = [0, *[_NEG_LOG_PROB] * len(guesses)]
-        tokens = [session.log[-1], *guesses]
+        tokens = [session.log[-1], *guesses.tokens]
+        parents = range(-1, len(guesses.tokens))
+        neg_log_probs = [0, *guesses.neg_log_probs]
         with contextlib.suppress(ConnectionClosed):  # guesses are never owed
-            await edge.send(session.foresee(tokens, range(-1, len(guesses)), neg_log_probs, waits))
+            await edge.send(session.foresee(tokens, parents, neg_log_probs, waits))
 
-    def _guesses(self) -> list[int]:
+    def _guesses(self) -> Guessed:
         done = len(self.tokens)
-        return self.script.ahead(done) if self.way == "ahead" else self.script.drafts[done]
+        found = self.script.ahead(done) if self.way == "ahead" else self.script.after(done)
+        return found if found.tokens else self._wrong()
 
-    def _wrong(self) -> int:
+    def _wrong(self) -> Guessed:
         """A guess for which the verifier makes just one token."""
-        return int(self.script.truth[len(self.tokens)] == 0)
+        return Guessed([int(self.script.truth[len(self.tokens)] == 0)], [_NEG_LOG_PROB])
 
 
 @contextlib.asynccontextmanager

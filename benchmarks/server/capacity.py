@@ -7,7 +7,8 @@ within one second. Prompts have been run before they ask. The largest N is found
 by bisection to about a tenth, each by two of three trials.
 
 Drafts are chains made beforehand, for every place in the text: by the device's own drafter with the
-records of the prompt alone, because those of the answer come late where the verifier is full; or,
+records of the prompt alone, because those of the answer come late where the verifier is full, and
+with what it says of their chances; or,
 where a target is random and so has no drafter, right with the probability --rate. Readers whose
 answers the server drafts hold a drafter too, for the time without a network, and so get records,
 unless it says otherwise. The emulated target is the embedded one with forwards of --step-ms
@@ -33,6 +34,7 @@ from moa.errors import UsageError
 from moa.graph.cache import RecordBuffer
 from moa.graph.drafter import run
 from moa.sampling import SamplingSettings
+from moa.speculation.guess_tree import neg_log_probs_of
 from moa.tree import TreeShape
 from moa.wire.messages import RecordDtype
 from testing.devices import Script, Way, scripts
@@ -80,18 +82,21 @@ class Options:
             raise UsageError("--start must be at most --most")
 
 
-def drafts_of(device: Device, answered: TargetAnswer) -> list[list[int]]:
+def script_of(device: Device, answered: TargetAnswer) -> Script:
     """What the device drafts after each token of an answer, with the records of the prompt."""
     drafter = fresh_drafter(device, RecordBuffer(record_heads(device)))
     assert drafter.records is not None
     rows = len(answered.prompt)
     drafter.records.put(0, answered.keys[:rows], answered.values[:rows])
     drafts: list[list[int]] = [[]]
+    neg_log_probs: list[list[int]] = [[]]
     for done in range(1, min(len(answered.answer), TOKENS + 1)):
         log = [*answered.prompt, *answered.answer[:done]]
         shape = TreeShape.chain(DEPTH, min_score=-1e9)
-        drafts.append(run(drafter.draft(log, shape, SamplingSettings())).tokens[1:])
-    return drafts
+        chain = run(drafter.draft(log, shape, SamplingSettings()))
+        drafts.append(chain.tokens[1:])
+        neg_log_probs.append(neg_log_probs_of(chain)[1:])
+    return Script(answered.prompt, answered.answer[: TOKENS + 1], drafts, neg_log_probs)
 
 
 async def embedded_scripts(url: str, count: int) -> list[Script]:
@@ -101,9 +106,7 @@ async def embedded_scripts(url: str, count: int) -> list[Script]:
     for example, ids in zip(examples, prompts, strict=True):
         (answered,) = await target_answers(Lab(url, device, [example], [ids]), TOKENS + 8)
         if len(answered.answer) > TOKENS + 1:
-            found.append(
-                Script(answered.prompt, answered.answer[: TOKENS + 1], drafts_of(device, answered))
-            )
+            found.append(script_of(device, answered))
         if len(found) == count:
             break
     if not found:

@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from benchmarks.kit.lab import link_to
+from cloud_verifier.engine import schedule
 from edge_client.tools.emulated_network import PROFILES
 from moa.errors import MoaError
 from testing.devices import Script, ScriptedDevice, scripts, together
@@ -48,3 +49,26 @@ async def test_another_text_than_the_targets_is_a_loud_failure(way: str) -> None
         with pytest.raises(MoaError, match="another text"):
             async with together([ScriptedDevice(url, wrong, way=way)]):  # type: ignore[arg-type]
                 pass
+
+
+async def test_a_full_verifier_verifies_as_many_guesses_as_their_device_says_are_likely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The chance that is asked of a guess where each token makes a forward longer.
+    monkeypatch.setattr(schedule, "least_chance", lambda cost, rows: 0.5)
+    async with kit.verifier() as running:
+        url = running.transport.url
+        (said,) = await scripts(url, 1, length=20, tokens=16, rate=1.0, nodes=8)
+        sure = dataclasses.replace(said, neg_log_probs=[[0] * len(one) for one in said.drafts])
+        won = []
+        for script in (said, sure):
+            device = ScriptedDevice(url, script)
+            await device.run()
+            won.append(device.rounds[0].tokens)
+    assert won == [6, 8]
+
+
+def test_guesses_ahead_have_the_chances_of_their_drafts() -> None:
+    script = Script([5], [6, 7, 8, 9], [[6, 7], [7, 8], [8, 1], [9]], [[1, 2], [3, 4], [5, 6], [7]])
+    assert script.after(1) == ([7, 8], [3, 4])
+    assert script.ahead(0) == ([6, 7, 8, 1], [1, 2, 5, 6])
