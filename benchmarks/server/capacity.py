@@ -8,11 +8,10 @@ by bisection to about a tenth, each by two of three trials.
 
 Drafts are chains made beforehand, for every place in the text: by the device's own drafter with the
 records of the prompt alone, because those of the answer come late where the verifier is full, and
-with what it says of their chances; or,
-where a target is random and so has no drafter, right with the probability --rate. Readers whose
-answers the server drafts hold a drafter too, for the time without a network, and so get records,
-unless it says otherwise. The emulated target is the embedded one with forwards of --step-ms
-whatever their size, as on an accelerator bound by its memory.
+with the chances that it gives them; or, where a target is random and so has no drafter, right with
+the probability --rate. Readers whose answers the server drafts hold a drafter too, for the time
+without a network, and so get records, unless it says otherwise. The emulated target is the embedded
+one with forwards of --step-ms whatever their size, as on an accelerator bound by its memory.
 """
 
 from __future__ import annotations
