@@ -350,12 +350,16 @@ def _everyday(args: argparse.Namespace) -> None:
     asyncio.run(measuring)
 
 
+def _in_any_order(work: Path) -> list[Prompt]:
+    """The prompts of a folder, those of all kinds mixed, the same in every run."""
+    return sorted(_prompts(work), key=lambda prompt: zlib.crc32(prompt.key.encode()))
+
+
 def _short_tasks(args: argparse.Namespace, count: int) -> list[Task]:
     """So many questions in any order, greedy and sampled in turn."""
     codec = TextCodec.of(Bundle.open(args.bundle))
     tasks: list[Task] = []
-    in_any_order = sorted(_prompts(args.work), key=lambda prompt: zlib.crc32(prompt.key.encode()))
-    for number, prompt in enumerate(in_any_order):
+    for number, prompt in enumerate(_in_any_order(args.work)):
         if len(tasks) == count:
             break
         temperature = float(number % 2)
@@ -405,11 +409,23 @@ def _crowd(args: argparse.Namespace) -> None:
     asyncio.run(asking)
 
 
+_PEERS_KINDS = ("code", "chat")
+"""HumanEval and questions of a chat."""
+_PEERS_PROMPT = 200
+"""Tokens of their prompts at most."""
+
+
 def _peers(args: argparse.Namespace) -> None:
     out = Lines(args.work / "peers.jsonl")
     if "prompt" not in out:
         peers.device_steps(args.bundle, args.sibling, out, threads=args.threads)
-    some = peers.chosen(Lines(args.work / "answers.jsonl"), args.prompts)
+    codec = TextCodec.of(Bundle.open(args.bundle))
+    some: list[tuple[str, list[int]]] = []
+    for prompt in _in_any_order(args.work):
+        if prompt.kind in _PEERS_KINDS and len(some) < args.prompts:
+            ids = codec.plain(codec.chat(prompt.messages))
+            if len(ids) <= _PEERS_PROMPT:
+                some.append((answers.key_of(prompt, 0.0), ids))
     peers.speeds(
         args.bundle,
         args.target,

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -102,11 +101,11 @@ def speeds(
     threads: int,
 ) -> None:
     """Tokens a second of answers to these prompts, by who drafts and who verifies."""
-    options = LoadOptions(slots=1, capacity=2048, threads=threads)
+    options = LoadOptions(slots=2, capacity=1024, threads=threads)  # the prompt's and the answer's
     exact = LlamaTarget.open(str(big), options)
     free = LlamaTarget.open(str(big), replace(options, exact=False))
     shape = Shape(
-        sequences=1, capacity=2048, batch=_PAST, kv_type="f16", gpu_layers=0, threads=threads
+        sequences=1, capacity=1024, batch=_PAST, kv_type="f16", gpu_layers=0, threads=threads
     )
     theirs = Runtime(load(find("")), small, shape)
     ours = LoadedGraph.load(Bundle.open(bundle), threads=threads)
@@ -126,9 +125,12 @@ def speeds(
             "ours, the sibling's bundle drafts": (exact, sibling),
             "llama.cpp's own batches, the sibling's bundle drafts": (free, sibling),
         }
+        read = {target: _read(target, ids) for target in (exact, free)}
         figures = {}
         for way, (target, drafting) in ways.items():
-            figures[way] = _answer(target, drafting, ids, tokens)
+            figures[way] = _answer(target, read[target], drafting, ids, tokens)
+        for target, slot in read.items():
+            target.cache.release(slot)
         out.add(f"speed/{key}", ways=figures)
         say(f"{key}: " + ", ".join(f"{way} {one['verify']:.2f}" for way, one in figures.items()))
 
@@ -160,14 +162,21 @@ class _Chains:
         return found
 
 
-def _answer(
-    target: LlamaTarget, drafting: Drafting | None, ids: list[int], tokens: int
-) -> dict[str, float]:
-    """Seconds of drafting and of verifying an answer, its prompt not counted, and its rounds."""
+def _read(target: LlamaTarget, ids: list[int]) -> int:
+    """Returns a slot with all of a prompt but its last token."""
     slot = target.cache.acquire()
     for at in range(0, len(ids) - 1, 128):
         piece = ids[at : min(at + 128, len(ids) - 1)]
         target.commit(target.forward([Row.chain(slot, piece, judged="none")]), 0, range(len(piece)))
+    return slot
+
+
+def _answer(
+    target: LlamaTarget, prompt: int, drafting: Drafting | None, ids: list[int], tokens: int
+) -> dict[str, float]:
+    """Seconds of drafting and of verifying an answer, its prompt not counted, which the slot
+    `prompt` holds, and its rounds."""
+    slot = target.cache.share(prompt, len(ids) - 1)
     log = list(ids)
     if drafting is not None:
         drafting(log)  # it reads the prompt
@@ -194,12 +203,6 @@ def _agreeing(draft: Sequence[int], said: Sequence[int]) -> Any:
         if mine != theirs:
             return
         yield mine
-
-
-def chosen(lines: Lines, count: int) -> list[tuple[str, list[int]]]:
-    """Prompts of greedy answers."""
-    found = ((key, line["prompt"]) for key, line in lines.found.items() if key.endswith("@0"))
-    return list(islice(found, count))
 
 
 def figures(out: Lines) -> dict[str, Any]:
