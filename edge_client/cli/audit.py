@@ -15,8 +15,9 @@ from edge_client.cli import options
 from edge_client.screen.views import make_console
 from edge_client.screen.words import forwards, tokens
 from edge_client.settings import ClientSettings
+from edge_client.text.chat import Messages
 from edge_client.text.codec import TextCodec
-from edge_client.tools.compare import TimedAnswer, ask
+from edge_client.tools.compare import TimedAnswer, ask_target
 from moa.errors import MoaError, UsageError
 from moa.logprobs import MAX_TOP
 from moa.safe_text import safe_line
@@ -90,6 +91,11 @@ class Audit:
     def verdict(self) -> str:
         """Explain the first difference by how far the target's token led the other one there: too
         little for the precision of its numbers, or more."""
+        shorter = min(len(self.drafted.ids), len(self.alone.ids))
+        if self.margin is None and self.at is not None and self.at < shorter:
+            return (
+                "-> by how much the target's token led is not known: no log-probabilities are told"
+            )
         if self.margin is None:
             return "-> one text ends where the other goes on: no rounding explains this. Please report it"
         if self.margin < FLOAT32_TIE:
@@ -108,11 +114,15 @@ async def _audit(settings: ClientSettings, prompt: str, *, raw: bool) -> Audit:
     async with options.opened(settings) as client:
         ids = client.encode(prompt, raw=raw)
         await client.wait_online()
-        drafted = await ask(client, ids, logprobs=MAX_TOP)
+        # An engine that is asked by chats gets the message: it has tokens of its own.
+        chat: Messages = [] if raw else [{"role": "user", "content": prompt}]
+        told = client.link.welcome if client.link is not None else None
+        # An engine that tells none is compared by its text alone.
+        top = MAX_TOP if told is not None and "logprobs" in told.features else -1
+        drafted = await ask_target(client, ids, messages=chat, logprobs=top)
         # No activation records either: they are of use to a drafter only.
         client.settings = dataclasses.replace(settings, sync="off")
-        alone = await ask(client, ids, draft="none", logprobs=MAX_TOP)
-        told = client.link.welcome if client.link is not None else None
+        alone = await ask_target(client, ids, messages=chat, draft="none", logprobs=top)
         promise = told.promise if told is not None else ""
     at = None if drafted.ids == alone.ids else common_prefix(drafted.ids, alone.ids)
     lead = None if at is None else margin(alone, drafted, at, len(ids), settings.sampling)

@@ -96,9 +96,14 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: Modul
                 model = endpoint.EdgeAnswerer(client, serve.model_name).model
                 leave_out_what_is_loaded()  # the garbage collector need not look at it again
                 _print(f"chat page and API at {address} (model {safe_line(model)}); Ctrl-C ends")
-                look = asyncio.gather(_tell_of_the_toy(client), tell_of_the_verifier(client))
+                looks = [
+                    asyncio.create_task(_tell_of_the_toy(client)),
+                    asyncio.create_task(tell_of_the_verifier(client)),
+                ]
                 await stop.wait()
-                look.cancel()
+                for look in looks:
+                    look.cancel()
+                await asyncio.gather(*looks, return_exceptions=True)
 
 
 async def _tell_of_the_toy(client: EdgeClient) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.device import Device
-from edge_client.events import AnswerSoFar, Event
+from edge_client.events import AnswerSoFar, Event, Link
 from edge_client.settings import ClientSettings, TurnChanges
 from edge_client.text.chat import Messages
 from moa.errors import LinkError, MoaError
@@ -65,23 +65,41 @@ async def ask(
     )
 
 
+async def ask_target(
+    client: EdgeClient,
+    ids: Sequence[int],
+    *,
+    messages: Messages = (),
+    **changes: Unpack[TurnChanges],
+) -> TimedAnswer:
+    """As `ask`. An error where an answer is not the target's own, to its end: it would say nothing of
+    the target."""
+    why = ""
+
+    def see(event: Event) -> None:
+        nonlocal why
+        if isinstance(event, Link):
+            why = event.detail
+
+    answer = await ask(client, ids, see, messages=messages, **changes)
+    if not answer.verified:
+        why = why or (client.link.away if client.link is not None else "") or "the link was lost"
+        raise LinkError(f"an answer was not verified: {safe_line(why)}")
+    return answer
+
+
 async def ask_all(
     settings: ClientSettings, device: Device, questions: Sequence[str], **changes: Any
 ) -> list[TimedAnswer]:
     """Ask all questions, each in a new conversation, one after another on one connection. An error
-    where an answer is not the target's own: its figures would be those of this device."""
+    where an answer is not the target's own."""
     settings = dataclasses.replace(settings, **changes)
     answers = []
     async with EdgeClient(settings, device=device) as client:
         await client.wait_online()
-        assert client.link is not None
         for question in questions:
             chat: Messages = [{"role": "user", "content": question}]
-            answer = await ask(client, client.encode(question), messages=chat)
-            if not answer.verified:
-                why = client.link.away or "the link was lost"
-                raise LinkError(f"an answer was not verified: {safe_line(why)}")
-            answers.append(answer)
+            answers.append(await ask_target(client, client.encode(question), messages=chat))
     return answers
 
 

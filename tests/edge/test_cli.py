@@ -624,6 +624,28 @@ async def test_an_outage_that_ends_before_the_usual_wait_is_told_of(
     ]
 
 
+def test_an_endpoint_that_is_told_to_end_says_nothing_of_it() -> None:
+    """Its looks at the verifier ended with a traceback of asyncio's."""
+    program = [
+        sys.executable,
+        "-c",
+        FRESH,
+        "serve",
+        "--port",
+        "0",
+        "--verifier",
+        "ws://127.0.0.1:9",
+    ]
+    with subprocess.Popen(program, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert any(b"Ctrl-C ends" in line for line in iter(process.stderr.readline, b""))
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert b"Traceback" not in said
+    assert b"exception" not in said
+
+
 def test_an_endpoints_log_has_times() -> None:
     """What a library or the API logs, too: of an answer that could not be checked, for example."""
     program = """

@@ -67,18 +67,24 @@ async def test_the_margin_is_the_one_of_the_scores(sampling: SamplingSettings) -
 
 
 @pytest.mark.parametrize(
-    ("lead", "what"),
-    [(2e-5, "numerical tie"), (0.03, "near tie"), (1.5, "Please report"), (None, "ends where")],
+    ("lead", "other", "what"),
+    [
+        (2e-5, [5, 6, 8], "numerical tie"),
+        (0.03, [5, 6, 8], "near tie"),
+        (1.5, [5, 6, 8], "Please report"),
+        (None, [5, 6, 8], "is not known"),
+        (None, [5, 6], "ends where"),
+    ],
 )
-def test_what_a_difference_means(lead: float | None, what: str) -> None:
+def test_what_a_difference_means(lead: float | None, other: list[int], what: str) -> None:
     drafted, alone = (
         TimedAnswer(ids, "", True, "length", {"forwards": forwards}, {})
-        for forwards, ids in ((1, [5, 6, 7]), (3, [5, 6, 8]))
+        for forwards, ids in ((1, [5, 6, 7]), (3, other))
     )
     out = Console(file=io.StringIO(), width=200)
     show(out, audit := Audit(kit.device().codec, drafted, alone, 2, lead))
     text = out.file.getvalue()  # type: ignore[attr-defined]
-    assert "with drafts   3 tokens in 1 forward\ntarget alone  3 tokens in 3 forwards\n" in text
+    assert f"with drafts   3 tokens in 1 forward\ntarget alone  {len(other)} tokens in 3" in text
     assert "they part at token 2" in text
     assert what in text
     assert audit.report()["margin"] == lead

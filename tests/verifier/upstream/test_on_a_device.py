@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -19,6 +20,7 @@ from cloud_verifier.upstream.client import Upstreams
 from cloud_verifier.upstream.contract import UpstreamError
 from edge_client import EdgeClient
 from edge_client.cli import main, options
+from edge_client.cli.audit import _audit
 from edge_client.cli.chat import _welcome
 from edge_client.cli.doctor import examine
 from edge_client.cli.generate import JsonAnswer, not_verified
@@ -31,7 +33,7 @@ from edge_client.screen.pipe import refused
 from edge_client.serve.answerer import EdgeAnswerer
 from edge_client.settings import ClientSettings
 from moa.cli.command_line import CommandParser
-from moa.errors import LinkError, UsageError
+from moa.errors import LinkError, MoaError, UsageError
 from tests.verifier.upstream.scripted import chunk, end_of, reset, running, stream, whole
 
 GOOD = stream(chunk(" The upstream says this."), chunk("", "stop"), "data: [DONE]\n\n")
@@ -242,3 +244,26 @@ def test_the_file_of_a_key_is_passed_on_and_said_to_be_open_to_all(
     assert f"--upstream-key-file={key}" in flags
     with pytest.raises(UsageError, match="needs --upstream"):
         ClientSettings(upstream_key_file=str(key))
+
+
+def piece(text: str, reason: str | None = None) -> dict[str, Any]:
+    """A chunk of a chat."""
+    return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": reason}]}
+
+
+async def test_an_audit_asks_a_chat_endpoint_by_its_messages_and_compares_nothing_else() -> None:
+    """It compared the device's own answer with itself, and called that identical."""
+    said = stream(piece(" The upstream"), piece(" says this.", "stop"), "data: [DONE]\n\n")
+    async with running(said) as upstream:
+        settings = ClientSettings(upstream=upstream.url, upstream_api="chat")
+        audit = await _audit(settings, "What is 17 plus 25?", raw=False)
+    assert audit.at is None
+    assert audit.drafted.text.strip() == audit.alone.text.strip() == "The upstream says this."
+    questions = [request.body["messages"] for request in upstream.asked]
+    assert len(questions) >= 2
+    assert all(question[-1]["content"] == "What is 17 plus 25?" for question in questions)
+
+    async with running(whole({"error": {"message": "out of memory"}}, "500 Oh no")) as upstream:
+        settings = ClientSettings(upstream=upstream.url, upstream_api="chat")
+        with pytest.raises(MoaError, match="not verified: .*out of memory"):
+            await _audit(settings, "What is 17 plus 25?", raw=False)
