@@ -265,5 +265,5 @@ async def test_an_audit_asks_a_chat_endpoint_by_its_messages_and_compares_nothin
 
     async with running(whole({"error": {"message": "out of memory"}}, "500 Oh no")) as upstream:
         settings = ClientSettings(upstream=upstream.url, upstream_api="chat")
-        with pytest.raises(MoaError, match="not verified: .*out of memory"):
+        with pytest.raises(MoaError, match=r"not verified: .*out of memory"):
             await _audit(settings, "What is 17 plus 25?", raw=False)
