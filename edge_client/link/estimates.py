@@ -31,6 +31,11 @@ class RoundTrip:
             self.smoothed += (seconds - self.smoothed) / 8
         self.samples += 1
 
+    def restart(self, seconds: float) -> None:
+        """Begin anew with a measurement: a new connection may lead over another network."""
+        self.samples = 0
+        self.add(seconds)
+
     def usual(self, expected: float) -> float:
         """Seconds within which an answer should arrive if the server needs `expected` seconds."""
         return self.smoothed + 4 * self.variation + 2 * expected

@@ -372,6 +372,8 @@ class VerifierLink:
             raise LinkError("disconnected on purpose")
         self._connection = connection
         welcome = await self._exchange_hello(connection)
+        pong = asyncio.ensure_future(await connection.ping())
+        pong.add_done_callback(self._answered_ping)
         if "behind" in welcome.features:  # it is told at once, so that it is known when we are up
             await self._receive_behind(connection)
         self._welcomed(welcome)
@@ -400,16 +402,22 @@ class VerifierLink:
 
     async def _exchange_hello(self, connection: ClientConnection) -> Welcome:
         """Send hello and return the verifier's welcome; an error if it refuses us, or its welcome
-        cannot be used. The time between the two measures a round trip."""
+        cannot be used."""
         sent_at = perf_counter()
         frame = encode(self.endpoint.hello)
         await connection.send(frame)
         self.sent_bytes += len(frame)
         async with asyncio.timeout(self.endpoint.connect_seconds):
             _, message = await self._receive(connection)
-        welcome = _usable_welcome(message)
-        self.rtt.add(perf_counter() - sent_at)
-        return welcome
+        if not self.rtt.samples:  # until the first ping is answered
+            self.rtt.add(perf_counter() - sent_at)
+        return _usable_welcome(message)
+
+    def _answered_ping(self, pong: asyncio.Future[float]) -> None:
+        """Take the round trip of a new connection from its first ping. The welcome says less: a
+        verifier that has just started takes seconds for it, which stood on the page for minutes."""
+        if not pong.cancelled() and pong.exception() is None:
+            self.rtt.restart(pong.result())
 
     async def _receive_behind(self, connection: ClientConnection) -> None:
         """Wait for the message that says what the verifier stands in front of."""

@@ -501,6 +501,17 @@ async def test_a_port_where_nothing_listens_is_told_from_one_that_does_not_answe
     assert not is_closed_port(LinkError(f"[Errno {errno.ECONNREFUSED}]"))
 
 
+async def test_a_new_connection_begins_its_estimate_of_a_round_trip_anew() -> None:
+    """The slow welcome of a verifier that had just started stood on the page for minutes."""
+    async with stranger(encode(WELCOME)) as url:
+        link = quick(url)
+        link.rtt.add(7.0)
+        async with link.running(), asyncio.timeout(300):
+            await link.wait_up(60)
+            while link.rtt.smoothed > 1.0:
+                await asyncio.sleep(0)
+
+
 async def test_a_pause_ends_when_the_user_asks_for_a_connection() -> None:
     """But not more than one attempt a second is made for it."""
     link = VerifierLink(
