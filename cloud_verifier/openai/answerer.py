@@ -175,10 +175,16 @@ class VerifierAnswerer:
         """Returns a request's prompt in tokens, with what goes with it; an error if it is too
         long."""
         limits = self._service.limits
+        context = self._service.max_context
+        limit = ""
+        if limits.max_prompt_tokens + 1 < context:
+            context = limits.max_prompt_tokens + 1
+            limit = "max_prompt_tokens"
         return await encoded(
             self._tokenizer,
             ask,
-            context=min(self._service.max_context, limits.max_prompt_tokens + 1),
+            context=context,
+            limit=limit,
             vocabulary=self._service.facts.vocab_size,
             longest=answer_limit(ask, _DEFAULT_TOKENS, limits.max_new_tokens),
         )

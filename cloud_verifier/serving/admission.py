@@ -107,8 +107,10 @@ class Admission:
         return self._auth.watching(caller, end)
 
     def end_revoked(self) -> None:
-        """End the connections of tokens that were revoked; to be called about once a second."""
-        self._auth.end_revoked()
+        """End the connections of tokens that were revoked, and all sessions of principals that have
+        no token any more; to be called about once a second."""
+        if self._auth.end_revoked():
+            self._service.end_sessions_but_of(self._auth.has_token)
 
     def _metrics(self, principal: str) -> Reply:
         """Returns the page of metrics, or a refusal for a principal that may not read it."""

@@ -181,27 +181,33 @@ class Authenticator:
         with self.watching(caller, end):
             yield
 
-    def end_revoked(self) -> None:
+    def has_token(self, principal: str) -> bool:
+        """Whether any token of this principal is in the file."""
+        return any(name == principal for name, _ in self._entries)
+
+    def end_revoked(self) -> bool:
         """Read the token file if it has changed, and end what was opened with a token that is no
-        longer in it. To be called about once a second.
+        longer in it. Returns whether it has other tokens than at the call before. To be called about
+        once a second.
 
         The file must have stayed as it is since the last call: an editor may empty a file before it
         writes it.
         """
         if self._path is None:
-            return
+            return False
         self._read_again_if_changed(self._path)
         if self.unread:  # who may read it may have been changed, and nothing in it
             self._read_again(self._path)
         is_settled = self._stamp == self._looked_at
         self._looked_at = self._stamp
         if self._all_valid or not is_settled:
-            return
+            return False
         self._all_valid = True
         for watched in tuple(self._watched):
             if not self._knows(watched.caller):
                 self._watched.discard(watched)
                 watched.end()
+        return True
 
     def _knows(self, caller: Caller) -> bool:
         """Whether the token that a caller came with is in the file, under the same name."""

@@ -150,6 +150,13 @@ class Service:
         self.count_refusal(refusal.error(), name, peer)
         return f"{refusal} ({refusal.limit})"
 
+    def end_sessions_but_of(self, stays: Callable[[str], bool]) -> None:
+        """End the sessions of all principals that do not stay, also those without a connection:
+        nobody can come back for them, and they would keep text, and slots, for an hour."""
+        for session in list(self.table):
+            if not stays(session.principal):
+                self.table.remove(session, "revoked")
+
     def join(self, outbox: Outbox, principal: str) -> None:
         """Add a connection."""
         self.principal(principal).connections += 1

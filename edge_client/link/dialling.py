@@ -202,7 +202,8 @@ def _explain_status(error: InvalidStatus, url: str, *, token: bool, worked: bool
         why = _said_in(error)
         return LinkError(f"the verifier is not available now (HTTP {status}{why})")
     return LinkError(
-        f"{url} answers HTTP {status}: it is not a verifier", hint="check host, port and path"
+        f"{url} answers HTTP {status}: it is not a verifier",
+        hint="check host, port and path: OpenAI's API (--openai) has a port of its own",
     )
 
 

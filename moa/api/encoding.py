@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from moa.api.answer import AnswerRequest, Encoded, Question
-from moa.api.errors import ApiError, bad
+from moa.api.errors import bad
 from moa.api.parts import within_thinking
 from moa.api.tools import ToolFormat, Tools, listed
 from moa.chat_window import ANSWER_ROOM, fitting, prompt_room
@@ -49,11 +49,37 @@ class Tokenizing(Protocol):
 
 
 async def encoded(
-    tokenizer: Tokenizing, ask: AnswerRequest, *, context: int, vocabulary: int, longest: int
+    tokenizer: Tokenizing,
+    ask: AnswerRequest,
+    *,
+    context: int,
+    vocabulary: int,
+    longest: int,
+    limit: str = "",
 ) -> Encoded:
     """Put a question into tokens, with the grammar that its answer must match. Prompt and answer
     must fit into `context` tokens, and an answer has `longest` at most: a prompt that is too long
-    loses its oldest turns, if it may, or is an `ApiError`. Tokenizing runs in threads."""
+    loses its oldest turns, if it may, or is an `ApiError`. Where `context` is no context but one
+    more than prompts may have, `limit` is the limit's name. Tokenizing runs in threads."""
+    try:
+        return await _encoded(
+            tokenizer, ask, context=context, vocabulary=vocabulary, longest=longest
+        )
+    except _TooLong as error:
+        bound = f"the context holds {context} tokens"
+        if limit:
+            bound = f"a prompt has {context - 1} tokens at most ({limit})"
+        raise bad(f"{error}, and {bound}", code="context_length_exceeded") from None
+
+
+class _TooLong(Exception):
+    """A prompt that does not fit; its text is a clause that says how long it is."""
+
+
+async def _encoded(
+    tokenizer: Tokenizing, ask: AnswerRequest, *, context: int, vocabulary: int, longest: int
+) -> Encoded:
+    """As `encoded`; a `_TooLong` where the prompt is too long."""
     question = ask.question
     _check_grammar(ask, ask.grammar)
     left_out = 0
@@ -161,24 +187,24 @@ def _prompt(tokenizer: Tokenizing, question: Question, room: int) -> tuple[_Prom
 
 def _readable(question: Question, context: int) -> tuple[Question, int]:
     """The question without tools and oldest messages that are so long that they cannot fit into the
-    context, and how many messages were left out. So nothing is tokenized in vain; an `ApiError` if
+    context, and how many messages were left out. So nothing is tokenized in vain; a `_TooLong` if
     what must stay is too long, too."""
     most = context * _CHARACTERS_A_TOKEN
     left_out = 0
-    question = _without_long_tools(question, most, context)
+    question = _without_long_tools(question, most)
     text = question.text or ""
     if question.messages is not None:
         room = most if question.may_trim else sys.maxsize
         (text, sent), left_out = fitting(question.messages, room, _as_characters)
         question = replace(question, messages=sent)
     if len(text) > most:
-        raise _too_long(f"the prompt has {len(text)} characters", context)
+        raise _TooLong(f"the prompt has {len(text)} characters")
     return question, left_out
 
 
-def _without_long_tools(question: Question, most: int, context: int) -> Question:
-    """The question without tools that have more than `most` characters, if they are only offered;
-    an `ApiError` if the answer must call one."""
+def _without_long_tools(question: Question, most: int) -> Question:
+    """The question without tools that have more than `most` characters, if they are only offered; a
+    `_TooLong` if the answer must call one."""
     tools = question.tools
     if tools is None or tools.choice == "none":
         return question
@@ -186,7 +212,7 @@ def _without_long_tools(question: Question, most: int, context: int) -> Question
     if size <= most:
         return question
     if tools.choice != "auto":
-        raise _too_long(f"the tools have {size} characters", context)
+        raise _TooLong(f"the tools have {size} characters")
     return replace(question, tools=None)
 
 
@@ -208,12 +234,12 @@ def _check_biases(ask: AnswerRequest, vocabulary: int) -> None:
 
 
 def _check_ids(ids: Sequence[int], context: int, vocabulary: int) -> None:
-    """Raise an `ApiError` for a prompt that is empty, leaves no room in the context for an answer,
-    or has ids that are no tokens of the model."""
+    """Raise an `ApiError` for a prompt that is empty or has ids that are no tokens of the model, a
+    `_TooLong` for one that leaves no room in the context for an answer."""
     if not ids:
         raise bad("the prompt is empty", "prompt")
     if len(ids) >= context:
-        raise _too_long(f"the prompt has {len(ids)} tokens", context)
+        raise _TooLong(f"the prompt has {len(ids)} tokens")
     if max(ids) >= vocabulary:
         raise bad(f"there is no token {max(ids)}: the model has {vocabulary} tokens", "prompt")
 
@@ -228,8 +254,3 @@ def _check_grammar(ask: AnswerRequest, grammar: Grammar | None) -> None:
         raise bad(
             "a grammar says where the text ends: it cannot be used with ignore_eos", "ignore_eos"
         )
-
-
-def _too_long(what: str, context: int) -> ApiError:
-    """The error for a prompt that does not fit; `what` is a clause that says how long it is."""
-    return bad(f"{what}, and the context holds {context} tokens", code="context_length_exceeded")

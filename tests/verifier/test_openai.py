@@ -140,6 +140,9 @@ async def test_a_key_that_is_revoked_ends_its_answers_and_no_others(tmp_path: Pa
     async with running(auth=auth) as (verifier, client):
         hers = client.with_options(api_key=alice)
         his = client.with_options(api_key=bob)
+        await said(hers, messages=[{"role": "user", "content": "before " * 20}], max_tokens=2)
+        await until(lambda: all_rest(verifier))
+        assert [session.principal for session in verifier.service.table] == ["alice"]
         with held_forward(verifier, behind=len(prompt)) as (entered, release):
             stream = await said(hers, max_tokens=24, stream=True)
             whole = asyncio.create_task(said(hers, max_tokens=24))
@@ -157,6 +160,8 @@ async def test_a_key_that_is_revoked_ends_its_answers_and_no_others(tmp_path: Pa
             release.set()
             assert await text_of(his_stream) == truth(24)
         await until(lambda: all_rest(verifier))
+        # Of alice nothing is left, of what had no connection any more neither.
+        assert [session.principal for session in verifier.service.table] == ["bob"]
 
 
 async def test_variables_reach_the_chat_template() -> None:
@@ -530,6 +535,16 @@ async def test_limits_are_named(both: Both) -> None:
         with pytest.raises(openai.BadRequestError):
             await client.completions.create(model=MODEL, prompt=prompt)  # type: ignore[arg-type]
     assert all_rest(verifier)
+
+
+async def test_a_prompt_is_refused_by_the_limit_that_it_exceeds() -> None:
+    limits = replace(SETTINGS.limits, max_prompt_tokens=40)
+    long = [{"role": "user", "content": "one two three " * 20}]
+    why = r"the prompt has \d+ tokens, and a prompt has 40 tokens at most \(max_prompt_tokens\)"
+    async with running(replace(SETTINGS, limits=limits)) as (_, client):
+        with pytest.raises(openai.BadRequestError, match=why) as refused:
+            await said(client, messages=long)
+    assert refused.value.code == "context_length_exceeded"
 
 
 async def test_the_operators_page_reads_the_metrics(both: Both) -> None:
