@@ -224,8 +224,8 @@ class Drafts:
         ids = list(self.text.tokens)
         self.drafting.observe(self._slot, ids[read:place], self.text.part(read, place))
         right = 0
-        for size in (1, *DEPTHS):
-            shape = TreeShape.chain(min(size, depth), min_score=-math.inf)
+        for size in sorted({min(size, depth) for size in (1, *DEPTHS)}):
+            shape = TreeShape.chain(size, min_score=-math.inf)
             request = DraftRequest(self._slot, ids[place], shape, SamplingSettings())
             (tree,) = self.drafting.draft([request])
             drafted = tree.tokens[1:]  # without the pending token
@@ -252,8 +252,14 @@ def _right(drafted: Sequence[int], following: Sequence[int]) -> int:
 
 def figures_of(guesser: Guesser, prompt: int, tokens: int) -> dict[str, Any]:
     """What is counted of a text of so many tokens, from its answer's first on, which comes with the
-    prompt."""
-    reach = [guesser.reach(place, max(DEPTHS)) for place in range(prompt, tokens - 1)]
+    prompt. Drafts of several tokens are made where a round begins, of one everywhere."""
+    reach: list[int] = []
+    begins = dict.fromkeys(DEPTHS, prompt)  # where the next round of drafts so deep does
+    for place in range(prompt, tokens - 1):
+        beginning = [depth for depth, at in begins.items() if at == place]
+        reach.append(guesser.reach(place, max(DEPTHS) if beginning else 1))
+        for depth in beginning:
+            begins[depth] = place + min(reach[-1], depth) + 1
     return {"reach": reach, **guesser.behind(prompt)}
 
 
