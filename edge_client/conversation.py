@@ -101,7 +101,8 @@ class Conversation:
         both ends. `messages` is the chat that the ids were made of, which some upstream engines
         need. `prediction` is a text that the answer is expected to resemble, used as a draft.
         `written` is the answer, or its beginning, as this device has written it before: it is
-        checked, and not written again; `rechecks` says that this goes on for as long as `recheck`.
+        checked, and not written again; `rechecks` says that this goes on for as long as a `recheck`
+        that persists.
         The answer matches the `grammar`, also without a verifier.
         """
         settings = self._shared.settings
@@ -128,7 +129,7 @@ class Conversation:
             shell = await self._prepare(question, settings, prediction, grammar)
             _begin_with(shell.machine.transcript, written)
             if rechecks:
-                shell.machine.continue_settling(perf_counter())
+                shell.machine.continue_settling(perf_counter(), persists=True)
             yield Prompt(ids=question.ids)
             if question.left_out:
                 yield Notice(message=left_out_notice(question.left_out))
@@ -148,10 +149,15 @@ class Conversation:
         ids, left_out = prompt_ids(codec, prompt, raw=raw, chat=self.chat, room=room)
         return _Question(ids, self.chat.sent if self._chatting else (), left_out)
 
-    async def recheck(self) -> AsyncGenerator[Event, None]:
+    async def recheck(self, *, persists: bool = False) -> AsyncGenerator[Event, None]:
         """Have the verifier check the provisional text of the latest answer, which the device wrote
-        alone. Yields the events of that, the last of them another `Done`. It goes on for as long as
-        the verifier is there and refuses for now, as one does whose upstream is away."""
+        alone. Yields the events of that, the last of them another `Done`.
+
+        It ends when all is verified; after `settle_seconds` while nobody can check it: the verifier
+        or the upstream is away, or refuses for now; after `answer_seconds` of silence of one that
+        is at work. Ask again while `unverified` is true. `persists` is for programs in which nobody
+        waits for the end: a verifier that is there is asked again for as long as it refuses.
+        """
         shell = self._last
         if shell is None or not shell.machine.transcript.provisional:
             return
@@ -160,7 +166,7 @@ class Conversation:
         if session in self._left:  # a request had no answer; the check asks it once more
             self._left.remove(session)
         with self._turn():
-            shell.machine.continue_settling(perf_counter())
+            shell.machine.continue_settling(perf_counter(), persists=persists)
             async with self._running(shell) as events:
                 async for event in events:
                     yield event

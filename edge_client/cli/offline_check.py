@@ -253,7 +253,7 @@ class OfflineCheck:
             self._heard_at = self._clock()
             self._changed()
             if is_latest_turn:
-                done = await self._follow(self._conversation.recheck())
+                done = await self._follow(self._conversation.recheck(persists=True))
             else:
                 done = await self._follow(self._current.asked_again(self._conversation, self._told))
             if done is not None and done.verified:

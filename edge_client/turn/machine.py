@@ -91,7 +91,9 @@ class TurnMachine:
     _detail: str = ""
     """Why it is so, as the user was told last."""
     _rechecks: bool = False
-    """Whether the answer had ended, and its text is checked while nobody waits."""
+    """Whether the answer had ended, and its text is checked now."""
+    _persists: bool = False
+    """Whether nobody waits for that check: it goes on while the verifier refuses for now."""
     _reading: bool = False
     """Whether the user was told that the verifier is reading."""
     _events: list[Event] = field(default_factory=list)
@@ -173,8 +175,7 @@ class TurnMachine:
         self.left += self.unsent_closes()
         # Another connection would refuse the unsent messages until the session is resumed there.
         self._outbox.clear()
-        # Whoever asks for a check waits as long for a verifier that is yet to be started.
-        self.deadlines.lost(since, unheard=unheard and not self._rechecks)
+        self.deadlines.lost(since, unheard=self._counts_as_unheard(unheard))
         self.session_state.lost()
         self.ahead.lost()
 
@@ -195,7 +196,12 @@ class TurnMachine:
             self._say("online")
         self.reach.away = safe_line(why)
         self.deadlines.away_since = since
-        self.deadlines.away_unheard = unheard
+        self.deadlines.away_unheard = self._counts_as_unheard(unheard)
+
+    def _counts_as_unheard(self, unheard: bool) -> bool:
+        """Whether there is little to wait for, because nothing has ever answered. Whoever asks for a
+        check waits as long for a verifier, or an engine, that is yet to be started."""
+        return unheard and not self._rechecks
 
     def receive(self, message: ServerMessage, now: float) -> None:
         """Take in a message of the verifier that arrived at `now`, and do what it means for the
@@ -327,10 +333,11 @@ class TurnMachine:
         """Sessions to close after the turn was cancelled."""
         return [message.session for message in self._outbox if isinstance(message, Close)]
 
-    def continue_settling(self, now: float) -> None:
+    def continue_settling(self, now: float, *, persists: bool = False) -> None:
         """Wait once more for the verifier to check text of the finished answer that the device
-        wrote alone."""
+        wrote alone. `persists`: also for one that refuses for now, for as long as it does."""
         self._rechecks = True
+        self._persists = persists
         self._state = None  # whoever follows the check has not been told
         self.reach.try_again()
         self.deadlines.restart(now)
@@ -454,7 +461,7 @@ class TurnMachine:
                 self.session.receive(error)
                 self.reach.refused_for_now(error)
                 self._pause(now, error.retry_after_ms / 1000)
-                if self._rechecks and error.code != Code.INTERNAL:
+                if self._persists and error.code != Code.INTERNAL:
                     # Nobody waits, and the verifier has asked for this pause: its time to answer
                     # counts from the end of it. A verifier that fails each time is given up.
                     self.deadlines.restart(self.reach.retry.not_before)
@@ -587,7 +594,8 @@ class TurnMachine:
         unreachable = is_down or self._was_refused
         # Whoever has an answer to look at already need not wait long for its check.
         nothing_to_show = not self.transcript.length and not unreachable
-        patient = nothing_to_show or (self._rechecks and not is_down)
+        is_at_work = not (is_down if self._persists else unreachable)
+        patient = nothing_to_show or (self._rechecks and is_at_work)
         over = self.reach.hopeless or moment.reached(
             self.deadlines.end_at(moment.now, patient=patient, refused=self._was_refused)
         )

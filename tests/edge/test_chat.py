@@ -97,7 +97,7 @@ class Played:
         self.unverified = not answer.verified
         yield answer
 
-    async def recheck(self) -> AsyncGenerator[Event, None]:
+    async def recheck(self, *, persists: bool) -> AsyncGenerator[Event, None]:
         self.unverified = False
         assert self._checked is not None
         yield self._checked

@@ -90,7 +90,7 @@ class World:
         text = f"device {question}" if self.unverified else f"target {question}"
         yield done(text, verified=not self.unverified)
 
-    async def recheck(self) -> AsyncGenerator[Done, None]:
+    async def recheck(self, *, persists: bool) -> AsyncGenerator[Done, None]:
         question = self._latest
         for _ in range(3):
             await self.pause()

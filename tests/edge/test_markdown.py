@@ -180,7 +180,7 @@ async def test_a_late_correction_goes_on_in_the_block_where_it_begins() -> None:
     class Corrected:
         unverified = True
 
-        async def recheck(self) -> AsyncGenerator[Event, None]:
+        async def recheck(self, *, persists: bool) -> AsyncGenerator[Event, None]:
             self.unverified = False
             yield Retract(start=2, stop=3, characters=4)  # those that stay
             yield token(2, "- c\n```\n- d", "verified")

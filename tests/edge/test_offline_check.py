@@ -332,7 +332,7 @@ class Scripted:
         yield Confirm(start=1, stop=1 + len(written))
         yield done("alone")
 
-    async def recheck(self) -> AsyncGenerator[Event, None]:
+    async def recheck(self, *, persists: bool) -> AsyncGenerator[Event, None]:
         raise ZeroDivisionError("by zero")
         yield done("")
 

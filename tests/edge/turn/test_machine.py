@@ -286,20 +286,50 @@ def test_a_check_goes_on_while_the_verifier_refuses_for_now(fault: str, asked_pa
     world.verifier.retry_after_ms = int(1000 * asked_pause)
     world.trouble(fault, stop=500.0)
     world.connect()
-    world.recheck()
+    world.recheck(persists=True)
     world.run()
     assert world.now > 500.0
     assert world.connection == 1, "a verifier that has asked for a pause is not taken for dead"
     exact(world)
 
 
-@pytest.mark.parametrize("fault", ["internal", "mute"])
-def test_a_check_ends_where_the_verifier_only_fails_or_is_silent(fault: str) -> None:
+@pytest.mark.parametrize("is_away", [False, True])
+@pytest.mark.parametrize("asked_pause", [0.0, 10.0, 60.0])
+@pytest.mark.parametrize("fault", ["busy", "draining", "deadline"])
+def test_a_check_that_a_program_waits_for_ends_while_nobody_can_check(
+    fault: str, asked_pause: float, is_away: bool
+) -> None:
+    """It went on for as long as an upstream was away: the program gave no answers meanwhile."""
+    world = World(count=8, right=0.5, up_after=None, patience=Patience(settle=2.0, answer=300.0))
+    assert world.run() == "length"
+    world.verifier.retry_after_ms = int(1000 * asked_pause)
+    world.verifier.fault = fault
+    world.connect()
+    for _ in range(2):
+        began = world.now
+        world.recheck()
+        if is_away:
+            world.machine.engine_away("it is not reached", since=0.0, unheard=True)
+        world.run()
+        assert 2.0 <= world.now - began < 4.0
+        assert not world.transcript.verified
+    world.verifier.fault = ""
+    world.machine.engine_away("")
+    world.recheck()
+    ends_exact(world)
+
+
+@pytest.mark.parametrize(
+    ("fault", "persists"), [("internal", True), ("mute", True), ("mute", False)]
+)
+def test_a_check_ends_where_the_verifier_only_fails_or_is_silent(
+    fault: str, persists: bool
+) -> None:
     world = World(count=8, up_after=None, patience=Patience(settle=1.0, answer=30.0))
     assert world.run() == "length"
     world.trouble(fault)
     world.connect()
-    world.recheck()
+    world.recheck(persists=persists)
     began = world.now
     world.run()
     assert 29.0 < world.now - began < 40.0

@@ -333,10 +333,10 @@ class World:
             self.verifier, self.other = self.other, self.verifier
             self.cut()
 
-    def recheck(self) -> None:
+    def recheck(self, *, persists: bool = False) -> None:
         """The user waits once more; as the shell does, the machine is told the state of the link
         again."""
-        self.machine.continue_settling(self.now)
+        self.machine.continue_settling(self.now, persists=persists)
         if self.is_up:
             self.machine.link_up(self.welcome, self.connection, self.now)
 
