@@ -54,20 +54,25 @@ async def local_verifier(
 
 async def _address(process: asyncio.subprocess.Process, errors: IO[bytes], upstream: str) -> str:
     """Wait for the line in which a starting verifier prints its address, and return the address. If
-    it ends instead or takes too long, a `LinkError` has its last words, from the file `errors`."""
+    it ends instead, an error has its last words, from the file `errors`: a `UsageError` where its
+    exit code says that the user can correct it. If it takes too long, that is a `LinkError`."""
     assert process.stdout is not None
     what = f"the connection to {upstream}" if upstream else "the local verifier"
     try:
         async with asyncio.timeout(_START_SECONDS):
             line = (await process.stdout.readline()).decode().strip()
+            if not line:
+                await process.wait()
     except TimeoutError:
         raise LinkError(f"{what} was not ready within {_START_SECONDS:.0f} s") from None
     if "ws" not in line:
         errors.seek(0)
         said = errors.read().decode(errors="replace").strip().splitlines()
         last_words = said[-1] if said else "no message"
+        why = f"{what} did not start"
         if upstream:
             last_words = last_words.removeprefix("cloud-verifier: ").removeprefix("error: ")
-            raise LinkError(f"cannot connect to {upstream}: {last_words}")
-        raise LinkError(f"{what} did not start: {last_words}")
+            why = f"cannot connect to {upstream}"
+        is_correctable = process.returncode == UsageError.exit_code
+        raise (UsageError if is_correctable else LinkError)(f"{why}: {last_words}")
     return line.split()[-1]

@@ -18,7 +18,7 @@ from cloud_verifier.settings import Settings
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from cloud_verifier.upstream.client import Upstreams
 from cloud_verifier.upstream.contract import UpstreamError
-from edge_client import EdgeClient
+from edge_client import EdgeClient, ask
 from edge_client.cli import main, options
 from edge_client.cli.audit import _audit
 from edge_client.cli.chat import _welcome
@@ -33,7 +33,7 @@ from edge_client.screen.pipe import refused
 from edge_client.serve.answerer import EdgeAnswerer
 from edge_client.settings import ClientSettings
 from moa.cli.command_line import CommandParser
-from moa.errors import LinkError, MoaError, UsageError
+from moa.errors import MoaError, UsageError
 from tests.verifier.upstream.scripted import chunk, end_of, reset, running, stream, whole
 
 GOOD = stream(chunk(" The upstream says this."), chunk("", "stop"), "data: [DONE]\n\n")
@@ -138,7 +138,7 @@ async def test_who_has_an_endpoint_hears_of_no_verifier() -> None:
     settings = ClientSettings(upstream="gpu:8000", upstream_model="big")
     assert options.what_takes_long(settings) == "connecting to big at gpu:8000"
     assert "a verifier" in options.what_takes_long(ClientSettings(verifier="local"))
-    with pytest.raises(LinkError, match=r"^cannot connect to ftp://x: ") as failed:
+    with pytest.raises(UsageError, match=r"^cannot connect to ftp://x: ") as failed:
         async with local_verifier("--upstream=ftp://x", needs=(), upstream="ftp://x"):
             pass
     assert "verifier" not in str(failed.value)
@@ -146,6 +146,21 @@ async def test_who_has_an_endpoint_hears_of_no_verifier() -> None:
         async with local_verifier(needs=("no_such_package",), upstream="ftp://x"):
             pass
     assert "verifier" not in missing.value.line()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"upstream_api": "chats"}, "unknown interface 'chats' of an upstream .*chat-whole"),
+        ({"upstream_key_file": "/nowhere/key"}, "cannot read the upstream's key: .*/nowhere/key"),
+    ],
+)
+def test_what_the_user_can_correct_is_no_failure_of_the_network(
+    how: dict[str, Any], said: str
+) -> None:
+    """A program that tries again after a `LinkError` would have done so for ever."""
+    with pytest.raises(UsageError, match=said):
+        ask("hi", upstream="http://127.0.0.1:9/v1", **how)
 
 
 async def test_the_chat_says_that_the_device_has_the_toy() -> None:
