@@ -94,6 +94,8 @@ class TurnMachine:
     """Whether the answer had ended, and its text is checked now."""
     _persists: bool = False
     """Whether nobody waits for that check: it goes on while the verifier refuses for now."""
+    _uncounted: bool = False
+    """Whether tokens have come of a stream whose end has not: an engine behind tells its count there."""
     _reading: bool = False
     """Whether the user was told that the verifier is reading."""
     _events: list[Event] = field(default_factory=list)
@@ -281,6 +283,7 @@ class TurnMachine:
         if not self._outbox:
             action = End(self._reason()) if self.transcript.over else self._while_waiting(moment)
             if isinstance(action, End):
+                self._count_is_lost()
                 self._learn_wait_in_vain(now)
         if self._outbox:  # also what came to it while waiting
             return Send(self._take_outbox())
@@ -370,6 +373,14 @@ class TurnMachine:
         self.deadlines.asked_at = now
         if any(isinstance(message, Stream) for message in messages):
             self.ahead.lost()  # it runs anew, without what it was told
+            self._count_is_lost()
+
+    def _count_is_lost(self) -> None:
+        """Note that a stream which has brought tokens runs no more, and nobody tells what an engine
+        behind has counted for them."""
+        if self._uncounted:
+            self.stats.usages.append(None)
+        self._uncounted = False
 
     def _bring_up(self, connection: int, now: float) -> None:
         """Send what the session needs first on this connection, then close sessions of earlier
@@ -395,6 +406,7 @@ class TurnMachine:
         self.ahead.answered(event, now, prompt=had_to_read)
         if event.done:
             self.stats.usages.append(event.usage)
+        self._uncounted = not event.done and (self._uncounted or bool(event.tokens))
         if event.tokens:
             if had_to_read:
                 self._learn_reading_speed(event)
@@ -429,7 +441,10 @@ class TurnMachine:
         self.stats.resumes += 1
         self.session_state.established = True
         if event.tokens:
+            self._uncounted = True
             self._progressed(now)
+        if not self.session.busy:  # the stream has ended meanwhile
+            self._count_is_lost()
         if self._absorb(now):
             self._repeat(event.resend, now)
 
@@ -533,6 +548,7 @@ class TurnMachine:
         Activation records of the tokens that both have in common are kept."""
         self._agree()
         self.ahead.lost()
+        self._count_is_lost()
         common_length = max((stop for _, stop in self.session.held), default=0)
         self.records.truncate(common_length)
         before = self.session_state

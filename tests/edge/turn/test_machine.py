@@ -13,7 +13,7 @@ from edge_client.settings import ClientSettings
 from edge_client.turn.deadlines import Patience
 from edge_client.turn.reachability import Reachability
 from moa.errors import LinkError, RemoteError
-from moa.wire.messages import Close, Error, Foresee, Open, StreamTokens
+from moa.wire.messages import Close, Error, Foresee, Open, StreamTokens, Usage
 from tests.edge.turn.world import World, truth
 
 BOTH = pytest.mark.parametrize("draft", ["device", "server"])
@@ -492,6 +492,67 @@ def test_whoever_asks_for_a_check_waits_for_a_verifier_that_was_never_there() ->
     world.machine.link_down(0.0, LinkError("refused"), unheard=True)
     world.at(4.0, world.connect)
     ends_exact(world)
+
+
+# ---- what an engine behind the verifier counts
+
+
+def counted(**how: Any) -> World:
+    """Each stream that ends is told to have cost 3 tokens to read, and 40 to write."""
+    world = World(count=40, draft="server", engine_behind=True, **how)
+
+    def tell(message: Any) -> Any:
+        ends = isinstance(message, StreamTokens) and message.done
+        return replace(message, usage=Usage(3, 40)) if ends else message
+
+    world.change = tell
+    return world
+
+
+def some_have_come(world: World) -> None:
+    world.run(seconds=0.3)
+    assert 0 < len(world.answer) < 40
+
+
+def test_what_the_engine_counts_is_told_where_it_told_all() -> None:
+    world = counted()
+    ends_exact(world)
+    assert world.machine.stats.usage == Usage(3, 40)
+
+
+def test_a_stream_that_outlives_a_connection_is_counted_at_its_end() -> None:
+    world = counted(redial=0.0)
+    world.verifier.abandon = lambda: None  # type: ignore[method-assign]
+    some_have_come(world)
+    world.cut()
+    ends_exact(world)
+    assert world.machine.stats.resumes == 1
+    assert world.machine.stats.usage == Usage(3, 40)
+
+
+@pytest.mark.parametrize("how", ["killed", "refused", "ended", "differs"])
+def test_the_engines_count_is_not_told_where_a_stream_was_cut_before_its_end(how: str) -> None:
+    """That of the last stream alone was told as that of the whole answer."""
+    world = counted(redial=0.5 if how == "ended" else 0.0)
+    world.verifier.abandon = lambda: None  # type: ignore[method-assign]
+    some_have_come(world)
+    session = world.machine.session
+    stream = session.streaming
+    assert stream is not None
+    match how:
+        case "killed":  # another process knows nothing of the session
+            world.verifier.known.clear()
+            world.cut()
+        case "refused":
+            refusal = Error("busy", "the upstream is away", session.id, stream.round)
+            world.machine.receive(refusal, world.now)
+        case "ended":
+            world.cut()
+        case "differs":
+            refusal = Error("conflict", "another log", session.id, stream.round)
+            world.machine.receive(refusal, world.now)
+    ends_exact(world)
+    assert world.machine.stats.usage is None
 
 
 # ---- a verifier that breaks the rules
