@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from moa.errors import UsageError
+from moa.llama.ctrl_c import KeptCtrlC
 from moa.target.identity import file_id
 
 _INSTALL = "install the extra `gguf`, or name a build of llama.cpp with --llama-library"
@@ -47,7 +48,7 @@ _MOST_COMPLAINTS = 8
 _MOST_THREADS = 512
 """GGML_MAX_N_THREADS, the size of the mask in `ggml_threadpool_params`."""
 LOG_CALLBACK = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
-ABORT_CALLBACK = ctypes.CFUNCTYPE(c_bool, c_void_p)
+PROGRESS_CALLBACK = ctypes.CFUNCTYPE(c_bool, c_float, c_void_p)
 
 
 class Override(Structure):
@@ -266,6 +267,25 @@ _PROTOTYPES: Mapping[str, tuple[Any, list[Any]]] = {
     "ggml_backend_dev_backend_reg": (c_void_p, [c_void_p]),
     "ggml_backend_reg_get_proc_address": (c_void_p, [c_void_p, c_char_p]),
 }
+_CALLING_BACK = (
+    "llama_backend_init",
+    "llama_model_load_from_file",
+    "llama_model_free",
+    "llama_init_from_model",
+    "llama_free",
+    "llama_decode",
+    "llama_synchronize",
+    "llama_get_logits_ith",
+    "llama_tokenize",
+    "llama_memory_clear",
+    "llama_memory_seq_rm",
+    "llama_memory_seq_cp",
+    "llama_state_seq_get_size_ext",
+    "llama_state_seq_get_data_ext",
+    "llama_state_seq_set_data_ext",
+    "ggml_backend_register",
+)
+"""Functions that may write to the log, which is a function of ours, or say how far they are."""
 CPU = 0
 """A device's type, as `ggml_backend_dev_type` says it."""
 GPU = 1
@@ -315,6 +335,11 @@ class Library:
         """What llama.cpp has complained of since this was last emptied; the cause comes first."""
         self._log = LOG_CALLBACK(self._logged)
         self.c.llama_log_set(self._log, None)
+        ctrl_c = KeptCtrlC()
+        for name in _CALLING_BACK:
+            setattr(self.c, name, ctrl_c.keeping(getattr(self.c, name)))
+        self._ctrl_c = ctrl_c
+        self._goes_on = PROGRESS_CALLBACK(lambda *_: not ctrl_c.has_come)
         self._load_backends(path.parent)
         self.c.llama_backend_init()
 
@@ -325,7 +350,14 @@ class Library:
             load = self.c.ggml_backend_load_all_from_path
             load.argtypes = [c_char_p]
             load.restype = None
-            load(str(folder).encode())
+            self._ctrl_c.keeping(load)(str(folder).encode())
+
+    def load_model(self, path: Path, parameters: Any) -> int:
+        """Load a model by these parameters, until Ctrl-C. Returns llama.cpp's handle of it; 0 where
+        it cannot, which `complaints` explain."""
+        self.complaints.clear()
+        parameters.progress_callback = ctypes.cast(self._goes_on, c_void_p)
+        return self.c.llama_model_load_from_file(str(path).encode(), parameters) or 0
 
     def _agreeing(
         self, function: str, layouts: list[type[Structure]], defaults: Mapping[str, Any]

@@ -169,15 +169,14 @@ class Runtime:
             # llama.cpp reads the list up to an entry without a pattern, while it loads.
             overrides = (Override * 2)(Override(EXPERTS.encode(), host), Override())
             parameters.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
-        self._library.complaints.clear()
-        model = self._c.llama_model_load_from_file(str(path).encode(), parameters)
+        model = self._library.load_model(path, parameters)
         if not model:
             raise UsageError(f"llama.cpp cannot load {path}: {self._first_complaint()}")
         reason = self._why_no_target(model)
         if reason:
             self._c.llama_model_free(model)
             raise UsageError(f"{path} cannot be a target: {reason}")
-        return int(model)
+        return model
 
     def _why_no_target(self, model: int) -> str:
         """Why a model does not write text from left to right; empty if it does."""
@@ -471,10 +470,9 @@ class Vocabulary:
     def __init__(self, library: Library, path: Path) -> None:
         """Have llama.cpp load the vocabulary of a GGUF file, and not its weights."""
         self._c = library.c
-        library.complaints.clear()
         parameters = self._c.llama_model_default_params()
         parameters.vocab_only = True
-        self._model = self._c.llama_model_load_from_file(str(path).encode(), parameters)
+        self._model = library.load_model(path, parameters)
         if not self._model:
             said = (library.complaints or ["it does not say why"])[0]
             raise UsageError(f"llama.cpp cannot load the vocabulary of {path}: {said}")
