@@ -31,6 +31,7 @@ from edge_client.events import AnswerSoFar, Done, Link
 from edge_client.screen.ctrl_c import CtrlC, Interrupted
 from edge_client.screen.pipe import refused
 from edge_client.screen.reader import Reader, make_reader
+from edge_client.screen.typing_ahead import unshown
 from edge_client.screen.views import draws_markdown, make_console, make_view
 from edge_client.screen.words import (
     last_words,
@@ -48,6 +49,8 @@ _DEFAULTS = {"settle_seconds": 1.0}
 """A correction comes while the next message is typed, so an answer need not wait for it."""
 _LOOK_SECONDS = 1.0
 """How long a chat waits for the verifier before it says that it is not there."""
+_GONE_SECONDS = 1.0
+"""How long the verifier may be away before what waits for its check goes on without."""
 _QUOTED = 40
 """Characters of the verified text that a continuation quotes."""
 _LEAVING = "Ctrl-C goes on without"
@@ -288,15 +291,13 @@ class ChatLoop:
     async def _ask(self, step: Ask | Continue) -> None:
         """Answer the question, or go on with the last answer. First the check of what the device
         wrote alone is waited for; Ctrl-C stops either."""
-        check = self._check
-        if isinstance(step, Continue) and check is not None and check.phase == "waits":
-            last = check.open_answers[-1]
-            if last.is_complete and last.unverified:
-                # Without the verifier the device would write the same once more.
-                count = not_verified(last.unverified)
-                self._console.print(f"the answer is complete: {count}", style="dim")
-                return
-        await self._settle()
+        check = self._check if isinstance(step, Continue) else None
+        if check is not None and check.phase == "waits" and self._is_complete(check):
+            return
+        is_away = not await self._settle()
+        if check is not None and is_away and self._is_complete(check):
+            self._check = self._check_of(check.open_answers)  # it waits below the next line
+            return
         unread: list[int] = []
         earlier = self._check.open_answers if self._check is not None else []
         if earlier and isinstance(step, Continue) and self._client.link is not None:
@@ -308,6 +309,16 @@ class ChatLoop:
             count = not_verified(sum(one.unverified for one in earlier))
             self._console.print(f"this goes on from {which} of which {count}", style="yellow")
         await self._answer(step, unread, earlier)
+
+    def _is_complete(self, check: OfflineCheck) -> bool:
+        """Whether the last of the answers that wait for the verifier is at its end. Then it is told
+        so: without the verifier the device would write the same once more."""
+        answers = check.open_answers
+        if not answers or not answers[-1].is_complete or not answers[-1].unverified:
+            return False
+        count = not_verified(answers[-1].unverified)
+        self._console.print(f"the answer is complete: {count}", style="dim")
+        return True
 
     def _go_on_after_verified(self, last: WrittenAnswer) -> tuple[Ask | Continue, list[int]]:
         """Cut the last answer to its verified tokens, so that nothing unverified becomes a part of
@@ -461,12 +472,14 @@ class ChatLoop:
             self._typing = False
             self._reader.show("")
 
-    async def _settle(self) -> None:
+    async def _settle(self) -> bool:
         """Wait for the check of the last answer before the next question, so that the question is
-        asked about the corrected text. The user may leave the check with Ctrl-C."""
+        asked about the corrected text. The user may leave the check with Ctrl-C. It is left, too,
+        where the verifier has gone meanwhile: then it returns False."""
         check = self._check
         if check is None:
-            return
+            return True
+        is_here = True
         if check.task is None and check.phase != "over":
             # Its predecessor was left, because the user has taken back the last question.
             check.start()
@@ -474,8 +487,9 @@ class ChatLoop:
         if check.task is not None and check.is_working:
             self._console.print(f"{check.status}; {_LEAVING}", style="dim")
             with self._following(check), contextlib.suppress(Interrupted):
-                await self._ctrl_c.stoppable(check.finish())
+                is_here = await self._ctrl_c.stoppable(check.finish(_GONE_SECONDS))
         await check.leave()
+        return is_here
 
     @contextlib.contextmanager
     def _following(self, check: OfflineCheck) -> Iterator[None]:
@@ -483,7 +497,7 @@ class ChatLoop:
         if not self._console.is_terminal:
             yield
             return
-        with self._console.status(Text(check.status, style="dim")) as status:
+        with unshown(), self._console.status(Text(check.status, style="dim")) as status:
             self._status = status
             try:
                 yield

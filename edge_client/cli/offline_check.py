@@ -177,10 +177,17 @@ class OfflineCheck:
         self.phase = "over"
         self._changed()
 
-    async def finish(self) -> None:
-        """Wait for the end of the check; to stop waiting does not stop it."""
-        if self.task is not None:
-            await asyncio.shield(self.task)
+    async def finish(self, away_seconds: float) -> bool:
+        """Wait for the end of the check, or until the verifier was away for so long in one piece;
+        returns whether it has ended. To stop waiting does not stop it."""
+        here_at = self._clock()
+        while self.task is not None and not self.task.done():
+            await asyncio.wait([self.task], timeout=_TICK_SECONDS)
+            if not self._is_away:
+                here_at = self._clock()
+            elif self._clock() - here_at >= away_seconds:
+                return False
+        return True
 
     # ---- inside
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import os
 import re
+import termios
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
@@ -110,10 +112,21 @@ async def chat(
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(port.socket.close)
 
-        async def up(_: Waits) -> None:
-            await stack.enter_async_context(slow_verifier(port, forward, goes_on))
+        running = await stack.enter_async_context(contextlib.AsyncExitStack())
+        leaving: list[asyncio.Task[None]] = []
 
-        reader = Waits(screen, *(up if line == "up" else line for line in lines))
+        async def up(_: Waits) -> None:
+            await running.enter_async_context(slow_verifier(port, forward, goes_on))
+
+        async def down_later(reader: Waits) -> None:
+            async def down() -> None:
+                await seen("Ctrl-C goes on without", reader)
+                await running.aclose()
+
+            leaving.append(asyncio.create_task(down()))
+
+        events = {"up": up, "down later": down_later}
+        reader = Waits(screen, *(events.get(line, line) for line in lines))
         async with EdgeClient(settings) as client, client.conversation() as conversation:
             parts: Any = (client, conversation, dialogue, reader, console)
             await ChatLoop(*parts).run()
@@ -308,6 +321,37 @@ async def test_a_check_without_news_is_counted_below_what_is_typed() -> None:
     assert any(line.startswith("checking the last answer") for line in shown)
 
 
+@pytest.mark.parametrize("then", ["/continue", QUESTIONS[1]])
+async def test_what_waits_for_a_check_goes_on_where_the_verifier_goes_meanwhile(
+    tmp_path: Path, then: str
+) -> None:
+    """It waited for the whole outage."""
+    file = tmp_path / "chat.json"
+    await chat("/set max_new_tokens 20", QUESTION, f"/save {file}")
+    load = [f"/load {file}", "up", sees("checking the last answer"), "down later", then]
+    dialogue, screen, _ = await chat(*load, CTRL_C, CTRL_C, forward=0.5)
+    assert screen.count("Ctrl-C goes on without") == 1
+    went_on = "asked again: nothing of it was verified"
+    if then != "/continue":
+        went_on = "this goes on from an answer of which"
+    assert went_on in screen.split("Ctrl-C goes on without")[1]
+    assert len(dialogue.messages) == (2 if then == "/continue" else 4)
+
+
+def test_what_is_typed_is_not_shown_behind_the_line_of_a_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, terminal = os.openpty()
+    console = Console(file=io.StringIO(), force_terminal=True)
+    nothing: Any = None
+    check: Any = SimpleNamespace(status="checking the last answer")
+    with open(ours, "rb"), open(terminal, "rb", buffering=0) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        with ChatLoop(nothing, nothing, nothing, nothing, console)._following(check):
+            assert not termios.tcgetattr(terminal)[3] & termios.ECHO
+        assert termios.tcgetattr(terminal)[3] & termios.ECHO
+
+
 async def test_what_a_continued_answer_goes_on_from_is_told_too() -> None:
     short = "/set max_new_tokens 4"
     dialogue, screen, _ = await chat(short, *QUESTIONS[:2], "/continue", CTRL_C, CTRL_C)
@@ -373,7 +417,7 @@ async def checked(
         client, conversation, answers, is_latest_turn=is_latest_turn, say=said.append
     )
     check.start()
-    await check.finish()
+    await check.finish(60.0)
     return check, [text.plain for text in said]
 
 

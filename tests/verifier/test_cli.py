@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch import Tensor, zeros
@@ -29,6 +30,7 @@ from moa.cli.command_line import CommandParser, add_flags
 from moa.errors import UsageError
 from moa.process.listening import Port
 from moa.target.identity import SCHEME, short_id
+from moa.target.rows import Row
 from moa.wire import SUBPROTOCOL, ClientSession, decode_server, encode
 from moa.wire.limits import Limits
 from moa.wire.messages import Hello, Message, ServerMessage, Welcome
@@ -587,12 +589,14 @@ def test_check_prints_figures(
     figures = json.loads(printed.out)
     told = [line.removeprefix("cloud-verifier: ") for line in printed.err.splitlines()]
     assert told[0] == "importing the libraries", "it takes ten seconds and more"
-    assert [line for line in told if "(" not in line][1:] == [
-        "loading the model",
-        "reading a context of 128 tokens",
-        "timing forwards of 1 token",
-        *(f"timing forwards of {nodes} tokens" for nodes in (8, 16, 32, 64)),
+    doing = [line for line in told if "(" not in line][1:]
+    assert doing[:2] == ["loading the model", "reading a context of 128 tokens"]
+    assert [re.sub(r"\d+ s left", "N s left", line) for line in doing[2:]] == [
+        "timing forwards of 1 token, about N s left",
+        *(f"timing forwards of {nodes} tokens, about N s left" for nodes in (8, 16, 32, 64)),
     ]
+    assert figures["context"] == 128
+    assert figures["not_timed"] == []
     assert figures["slots"] == 4
     assert re.fullmatch("[0-9a-f]{12}", figures["computes"]), "what replicas are compared by"
     assert figures["kv_tokens"] == 4 * (256 + 64), "no more than all slots can hold"
@@ -632,12 +636,54 @@ def test_check_says_how_much_the_times_of_one_forward_vary(
     )
     variation = check._variation([figures])
     assert variation == varies
-    shown = {"trees": [figures], "times_vary_percent": variation, "busy": busy}
+    shown = {"trees": [figures], "not_timed": [], "times_vary_percent": variation, "busy": busy}
     assert (variation > check._QUIET_PERCENT) == busy
     check.show(shown, as_json=False)
     said = " ".join(capsys.readouterr().out.split())
     assert f"times vary percent: {varies}" in said
     assert (f"this machine was busy: the time of a forward varied by {varies} %" in said) == busy
+
+
+@pytest.mark.parametrize(
+    ("a_token", "context", "times", "most_seconds"),
+    [
+        (0.01, 128, {1: 100, 8: 12, 16: 6, 32: 3, 64: 2}, 10.0),
+        (0.2, 64, {1: 5, 8: 2, 16: 2, 32: 2, 64: 1}, 65.0),
+        (0.8, 16, {1: 2, 8: 2, 16: 1}, 50.0),
+        (8.0, 2, {1: 1}, 35.0),
+    ],
+)
+def test_a_check_on_a_slow_machine_ends_soon(
+    a_token: float,
+    context: int,
+    times: dict[int, int],
+    most_seconds: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It took six minutes, and said nothing of that."""
+    clock = FakeClock()
+    monkeypatch.setattr(check, "time", clock)
+    monkeypatch.setattr(check, "slowdown", lambda: 9.0)
+    target: Any = SlowTarget(clock, a_token)
+    told: list[str] = []
+    read, seconds = check._read_context(target, 0, 128)
+    assert read == context
+    trees = check._time_trees(target, 0, check._TREES, seconds, told.append)
+    assert {tree["nodes"]: tree["times"] for tree in trees} == times
+    assert clock.now < most_seconds
+    assert len(told) == len(trees)
+    assert all(re.search(r", about \d+ s left$", line) for line in told)
+    assert check._is_loaded(trees) == (1 in times.values())
+    monkeypatch.setattr(check, "slowdown", lambda: 2.0)
+    assert not check._is_loaded(trees)
+
+
+def test_what_was_not_timed_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = {"not_timed": [32, 64], "times_vary_percent": 0, "busy": True}
+    check.show(figures, as_json=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "not timed: 32, 64 nodes, for a forward takes longer than 20 s" in said
+    assert "this machine was busy: other programs use its processor;" in said
 
 
 def test_a_tree_that_took_longer_than_a_larger_one_tells_of_a_busy_machine() -> None:
@@ -672,6 +718,23 @@ class FakeTarget:
     def forward(self, rows: object) -> Tensor:
         self._clock.now += self.left.pop(0)
         return zeros(1, 1)
+
+
+class SlowTarget:
+    """Each token of its forwards takes so long."""
+
+    capabilities = SimpleNamespace(trees=True)
+
+    def __init__(self, clock: FakeClock, a_token: float) -> None:
+        self._clock = clock
+        self._a_token = a_token
+
+    def forward(self, rows: list[Row]) -> Tensor:
+        self._clock.now += self._a_token * sum(len(row.tokens) for row in rows)
+        return zeros(1, 1)
+
+    def commit(self, *_: object) -> None:
+        """Keep nothing."""
 
 
 def test_a_context_that_holds_no_draft_is_refused_before_the_weights_are_read(
