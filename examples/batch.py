@@ -34,5 +34,9 @@ if __name__ == "__main__":
     if len(sys.argv) < 2:
         print("usage: python examples/batch.py ws://HOST:PORT < prompts.txt", file=sys.stderr)
         sys.exit(2)
-    for line in asyncio.run(main(sys.argv[1], sys.stdin.read().splitlines())):
+    prompts = sys.stdin.read().splitlines()
+    if not prompts:
+        print("no prompts: give one a line, on standard input", file=sys.stderr)
+        sys.exit(2)
+    for line in asyncio.run(main(sys.argv[1], prompts)):
         print(line)

@@ -73,6 +73,17 @@ def test_a_program_without_an_address_says_how_it_is_called(name: str) -> None:
     assert line.startswith(f"usage: python examples/{name}.py ws://HOST:PORT")
 
 
+def test_a_batch_of_nothing_says_what_it_reads() -> None:
+    ended = subprocess.run(
+        [sys.executable, FILES["batch"], "ws://127.0.0.1:9"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == "no prompts: give one a line, on standard input\n"
+
+
 NEEDS_AN_ENDPOINT = sorted(
     name for name, file in FILES.items() if "OPENAI_BASE_URL" in file.read_text()
 )

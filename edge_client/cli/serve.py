@@ -157,7 +157,8 @@ def _state(link: VerifierLink, trouble: str) -> str:
         return "online"
     if link.up and link.unanswered:
         return "not online yet"
-    return "offline" if link.endpoint.upstream else "no verifier now"
+    is_engine_away = link.up and link.away  # a verifier stands before it, and is there
+    return "offline" if link.endpoint.upstream or is_engine_away else "no verifier now"
 
 
 class _WithPeer(logging.Formatter):

@@ -24,6 +24,7 @@ from edge_client.events import (
     Notice,
     Progress,
     Prompt,
+    Reason,
     Retract,
     Token,
 )
@@ -90,6 +91,8 @@ _TROUBLE = {
     "refused": "{} refuses",
 }
 """What a state of the link means for an answer, where no more is said of it, by who verifies."""
+_STOPPED = "this device stopped: its text repeats itself, or more of it would be unreliable"
+"""Why an answer ends that the guard of offline text has ended."""
 log = logging.getLogger("moa.edge")
 _LEAST_COMMON = 16
 """Tokens at the beginning of a prompt that a conversation must have to be gone on with."""
@@ -520,5 +523,9 @@ class Marks:
             verified=done.verified,
             text=done.text,
             counts=counts,
-            why="" if done.verified else self._trouble,
+            why="" if done.verified else self._why(done.reason),
         )
+
+    def _why(self, reason: Reason) -> str:
+        """Why an answer is not verified, and that this device has cut it if it has."""
+        return "; ".join(filter(None, (self._trouble, _STOPPED if reason == "guard" else "")))

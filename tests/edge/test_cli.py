@@ -583,6 +583,23 @@ async def test_a_verifier_that_is_back_between_two_looks_is_told_of(
     assert without_times(capsys.readouterr().err) == online + 2 * (away + online)
 
 
+async def test_a_verifier_whose_engine_is_away_is_not_said_to_be_away_itself(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    link = link_that_is_up()
+    link.away = "the upstream broke off its answer"
+
+    async def wait_online(seconds: float | None) -> None:
+        pass
+
+    async with told_of(client_with(link, wait_online), 0.0):
+        await look()
+    assert without_times(capsys.readouterr().err) == [
+        "offline: the upstream broke off its answer",
+        "until it is there, all text is this device's own, and none of it is verified",
+    ]
+
+
 async def test_an_endpoint_says_soon_after_its_start_that_nobody_is_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

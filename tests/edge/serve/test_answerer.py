@@ -41,19 +41,32 @@ from tests.edge.turn.world import Letters
 from tests.torture.device import demo_device
 from tests.torture.fake_verifier import BEHAVIOURS, Behaviour, fake
 
+STATS = {
+    "tokens": 2,
+    "drafted": 4,
+    "accepted": 3,
+    "calls": 1,
+    "forwards": 2,
+    "streamed_by": {"server": 4, "none": 1},
+    "unverified_tokens": 0,
+    "seconds": 0.1,
+}
+
+
+def test_an_answer_that_the_device_has_cut_says_so_beside_why_it_was_alone() -> None:
+    """Only the verifier was named: whoever read it waited for the network."""
+    marks = Marks(Letters(), eos_ids={9})
+    marks.take(Link(state="offline", detail="gone"))
+    ended = marks.take(Done(reason="guard", verified=False, text="ab", stats=STATS))
+    assert isinstance(ended, Ended)
+    assert ended.why.startswith("gone; this device stopped: its text repeats itself")
+    ended = marks.take(Done(reason="eos", verified=False, text="ab", stats=STATS))
+    assert isinstance(ended, Ended)
+    assert ended.why == "gone"
+
 
 def test_positions_in_tokens_become_positions_in_the_text() -> None:
     marks = Marks(Letters(), eos_ids={9})
-    stats = {
-        "tokens": 2,
-        "drafted": 4,
-        "accepted": 3,
-        "calls": 1,
-        "forwards": 2,
-        "streamed_by": {"server": 4, "none": 1},
-        "unverified_tokens": 0,
-        "seconds": 0.1,
-    }
     told = [
         marks.take(event)
         for event in [
@@ -67,7 +80,7 @@ def test_positions_in_tokens_become_positions_in_the_text() -> None:
             Adopt(start=5, stop=6),
             Link(state="offline", detail="gone"),
             Notice(message="far"),
-            Done(reason="eos", verified=True, text="abf", stats=stats),
+            Done(reason="eos", verified=True, text="abf", stats=STATS),
         ]
     ]
     counts = Counts(
