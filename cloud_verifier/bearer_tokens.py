@@ -155,7 +155,8 @@ def _revoke(arguments: argparse.Namespace) -> int:
             kept, revoked = content.decode(), 0
             for which in dict.fromkeys(arguments.which):
                 kept, of_this = _without(kept, which)
-                if of_this == 0:
+                # It may have gone with another: a name and the hash of its token.
+                if of_this == 0 and _without(content.decode(), which)[1] == 0:
                     raise UsageError(
                         f"no token of {which!r} in {arguments.file}",
                         hint="nothing was changed: see `cloud-verifier token list`",

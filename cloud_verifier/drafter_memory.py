@@ -17,8 +17,9 @@ from moa.target.identity import stored_in, text_names
 from moa.target.memory_plan import DrafterMemory
 
 _FLOAT32_BYTES = 4
-_GROWN = 2
-"""Arrays of a graph's cache grow by doubling: they may have twice the rows that are used."""
+_GROWN = 1.5
+"""Arrays of a graph's cache grow by a quarter, and in steps of 256 rows: from 512 tokens on they have
+at most half as many rows again as are used."""
 
 
 def drafter_memory(
@@ -50,7 +51,7 @@ def _graph_bytes_per_token(manifest: Manifest) -> int:
     if manifest.records is not None:
         cached += [manifest.records, *manifest.records.borrowed]
     numbers = sum(2 * layer.kv_heads * layer.head_dim for layer in cached)  # keys and values
-    return numbers * _FLOAT32_BYTES * _GROWN
+    return math.ceil(numbers * _FLOAT32_BYTES * _GROWN)
 
 
 def _weights_bytes(drafter: Path, dtype: torch.dtype) -> int:

@@ -37,7 +37,7 @@ SHARED: dict[ModuleType, tuple[str, ...]] = {
     ),
     http: ("SIGN_SECONDS",),
     tree: ("MASKED",),
-    cache: ("_FIRST_ROWS",),
+    cache: ("_FIRST_ROWS", "MORE_ROWS"),
     drafter: ("LONGEST_PIECE",),
 }
 """Names of each module's shared constants. JavaScript has the same names, without a leading

@@ -187,8 +187,8 @@ class Authenticator:
 
     def end_revoked(self) -> bool:
         """Read the token file if it has changed, and end what was opened with a token that is no
-        longer in it. Returns whether it has other tokens than at the call before. To be called about
-        once a second.
+        longer in it. Returns whether the file was looked through for that. To be called about once a
+        second.
 
         The file must have stayed as it is since the last call: an editor may empty a file before it
         writes it.
@@ -202,11 +202,11 @@ class Authenticator:
         self._looked_at = self._stamp
         if self._all_valid or not is_settled:
             return False
-        self._all_valid = True
         for watched in tuple(self._watched):
             if not self._knows(watched.caller):
                 self._watched.discard(watched)
                 watched.end()
+        self._all_valid = True
         return True
 
     def _knows(self, caller: Caller) -> bool:

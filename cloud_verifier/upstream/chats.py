@@ -98,10 +98,10 @@ class Chat(Dialect):
             body["top_p"] = sampling.top_p
         body |= other_sampling(asked)
         if asked.schema is not None:
-            told: dict[str, object] = {"name": "answer", "schema": asked.schema}
-            if is_strict(asked.schema):
-                told["strict"] = True
-            body["response_format"] = {"type": "json_schema", "json_schema": told}
+            body["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": asked.schema},
+            }
         return body
 
     async def pieces(self, lines: AsyncIterator[str]) -> AsyncIterator[Piece]:
@@ -111,56 +111,6 @@ class Chat(Dialect):
             delta = choice.get("delta")
             text = text_of(delta.get("content")) if isinstance(delta, dict) else ""
             yield Piece(text=text, ending=ending(choice), usage=openai_usage(choice))
-
-
-_PLAIN_KEYWORDS = {"type", "enum", "const", "title", "description", "$ref"}
-"""Keywords of a schema that say nothing of others, and that OpenAI's strict mode takes."""
-
-
-def is_strict(schema: object) -> bool:
-    """Whether this is a schema that OpenAI takes with `strict`, which then holds its model to it:
-    an object whose properties are all required, with no others, and so all objects in it. It
-    refuses any other schema with `strict`, and without may answer beside it."""
-    if not isinstance(schema, dict) or schema.get("type") != "object":
-        return False
-    open_parts: list[object] = [schema]
-    while open_parts:  # a loop, for a schema may be nested deep
-        parts = _parts_of(open_parts.pop())
-        if parts is None:
-            return False
-        open_parts += parts
-    return True
-
-
-def _parts_of(schema: object) -> list[object] | None:
-    """Returns the schemas within a part of a schema; None where OpenAI's strict mode does not take
-    that part. Keywords that it takes by its documentation of late, such as `pattern`, are not
-    counted on."""
-    if not isinstance(schema, dict):
-        return None
-    properties = schema.get("properties", {})
-    if not isinstance(properties, dict):
-        return None
-    if schema.get("type") == "object":
-        has_others = schema.get("additionalProperties") is not False
-        required = schema.get("required", [])
-        names_all = isinstance(required, list) and all(name in required for name in properties)
-        if has_others or not names_all or len(required) != len(properties):
-            return None
-    parts: list[object] = list(properties.values())
-    for keyword, value in schema.items():
-        match keyword, value:
-            case ("properties" | "required" | "additionalProperties", _):
-                pass
-            case ("items", _):
-                parts.append(value)
-            case ("anyOf", list()):
-                parts += value
-            case ("$defs" | "definitions", dict()):
-                parts += value.values()
-            case _ if keyword not in _PLAIN_KEYWORDS:
-                return None
-    return parts
 
 
 class ChatVllm(Chat):

@@ -73,7 +73,8 @@ class Audit:
     at: int | None
     """Position of the first difference, if there is one."""
     margin: float | None = None
-    """The lead of the target's token over the other one there; None if its text ends there."""
+    """The lead of the target's token over the other one there; None if one of the texts ends there,
+    or the target tells no log-probabilities."""
     promise: str = ""
     """What the verifier says that "verified" means there."""
 
@@ -124,7 +125,9 @@ async def _audit(settings: ClientSettings, prompt: str, *, raw: bool) -> Audit:
         client.settings = dataclasses.replace(settings, sync="off")
         alone = await ask_target(client, ids, messages=chat, draft="none", logprobs=top)
         promise = told.promise if told is not None else ""
-    at = None if drafted.ids == alone.ids else common_prefix(drafted.ids, alone.ids)
+    # Tokens that are not the engine's own follow from how its text was cut into pieces.
+    is_same = drafted.ids == alone.ids or (top < 0 and drafted.text == alone.text)
+    at = None if is_same else common_prefix(drafted.ids, alone.ids)
     lead = None if at is None else margin(alone, drafted, at, len(ids), settings.sampling)
     return Audit(client.device.codec, drafted, alone, at, lead, promise)
 
@@ -133,8 +136,8 @@ def margin(
     alone: TimedAnswer, drafted: TimedAnswer, at: int, prompt: int, sampling: SamplingSettings
 ) -> float | None:
     """Returns by how much the target's token of `alone` led that of `drafted` at output position
-    `at`, where the two answers part; None if one of them ends there. `prompt` is the prompt's
-    length.
+    `at`, where the two answers part; None if one of them ends there, or the target tells no
+    log-probabilities. `prompt` is the prompt's length.
 
     The score is the logit before any penalty. With sampling it is logit / temperature + noise,
     where the noise is a function of seed and position.

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Literal
 from urllib.parse import urlsplit
@@ -371,9 +372,14 @@ class VerifierLink:
         if self.dialling.cut:  # while connecting
             raise LinkError("disconnected on purpose")
         self._connection = connection
+        sent_at = perf_counter()
         welcome = await self._exchange_hello(connection)
+        greeted_after = perf_counter() - sent_at
+        if not self.rtt.samples:
+            self.rtt.add(greeted_after)
         pong = asyncio.ensure_future(await connection.ping())
-        pong.add_done_callback(self._answered_ping)
+        pong.add_done_callback(partial(self._answered_ping, greeted_after))
+        latency = connection.latency
         if "behind" in welcome.features:  # it is told at once, so that it is known when we are up
             await self._receive_behind(connection)
         self._welcomed(welcome)
@@ -383,6 +389,9 @@ class VerifierLink:
         while not self._is_to_leave:
             size, message = await self._receive(connection)
             self.deliver(perf_counter(), message, size)
+            if connection.latency != latency:  # a later ping was answered
+                latency = connection.latency
+                self.rtt.add(latency)
         self._leave()
 
     @property
@@ -403,21 +412,19 @@ class VerifierLink:
     async def _exchange_hello(self, connection: ClientConnection) -> Welcome:
         """Send hello and return the verifier's welcome; an error if it refuses us, or its welcome
         cannot be used."""
-        sent_at = perf_counter()
         frame = encode(self.endpoint.hello)
         await connection.send(frame)
         self.sent_bytes += len(frame)
         async with asyncio.timeout(self.endpoint.connect_seconds):
             _, message = await self._receive(connection)
-        if not self.rtt.samples:  # until the first ping is answered
-            self.rtt.add(perf_counter() - sent_at)
         return _usable_welcome(message)
 
-    def _answered_ping(self, pong: asyncio.Future[float]) -> None:
-        """Take the round trip of a new connection from its first ping. The welcome says less: a
-        verifier that has just started takes seconds for it, which stood on the page for minutes."""
+    def _answered_ping(self, greeted_after: float, pong: asyncio.Future[float]) -> None:
+        """Take the round trip of a new connection from its first ping, or from its welcome if that
+        came sooner. A verifier that has just started takes seconds for a welcome, which stood on
+        the page for minutes."""
         if not pong.cancelled() and pong.exception() is None:
-            self.rtt.restart(pong.result())
+            self.rtt.restart(min(pong.result(), greeted_after))
 
     async def _receive_behind(self, connection: ClientConnection) -> None:
         """Wait for the message that says what the verifier stands in front of."""

@@ -4,11 +4,11 @@
 // ids so far; the cached part is found by comparison. Array sizes are Python's too, so that both
 // add up the same numbers in the same order.
 
-import { FIRST_ROWS, LONGEST_PIECE, MASKED } from "./turn/constants.js";
+import { FIRST_ROWS, LONGEST_PIECE, MASKED, MORE_ROWS } from "./turn/constants.js";
 import { gumbel } from "./turn/noise.js";
 
-// Keys and values of each layer as [1, heads, rows, width], which grow by doubling; unused rows are
-// masked, not cleared.
+// Keys and values of each layer as [1, heads, rows, width], which grow; unused rows are masked, not
+// cleared.
 class KVBuffer {
   constructor(layers) {
     this.layers = layers.flatMap((heads) => [heads, heads]);
@@ -20,8 +20,9 @@ class KVBuffer {
 
   reserve(rows) {
     const before = this.size;
-    while (this.size < rows) this.size *= 2;
-    if (this.size === before) return;
+    if (rows <= before) return;
+    const wanted = Math.max(rows, Math.floor(before * (1 + MORE_ROWS)));
+    this.size = Math.ceil(wanted / FIRST_ROWS) * FIRST_ROWS;
     this.arrays = this.arrays.map((old, at) => {
       const { count, width } = this.layers[at];
       const grown = new Float32Array(count * this.size * width);

@@ -16,6 +16,7 @@ from moa.api.errors import bad
 from moa.api.parts import within_thinking
 from moa.api.tools import ToolFormat, Tools, listed
 from moa.chat_window import ANSWER_ROOM, fitting, prompt_room
+from moa.errors import MoaError
 from moa.grammar.spec import Grammar
 from moa.wire.limits import Limits
 
@@ -72,7 +73,7 @@ async def encoded(
         raise bad(f"{error}, and {bound}", code="context_length_exceeded") from None
 
 
-class _TooLong(Exception):
+class _TooLong(MoaError):
     """A prompt that does not fit; its text is a clause that says how long it is."""
 
 

@@ -126,6 +126,7 @@ class OnnxDrafter:
             yield
             level = rows.add_level(grower)
             self._note_tree_rows(level.first_row, level.parent_rows, level.tokens)
+            del call  # as in `_follow`
             call = self._call(level.tokens, level.first_row)
             call.positions.fill(root_position + grower.level)  # siblings share a position
             call.feature_rows[:] = level.parent_rows

@@ -17,9 +17,9 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 def check_place(name: str, place: str, besides: str = "") -> None:
     """Refuse a place that can only be a file or a folder of this machine and is not there, and a
-    file that is no model. What may
-    be the name of a model at the hub is left to others. `name` is the flag or the word that the
-    place was given for; it is not `besides`, another model of the same command."""
+    file that is no model. What may be the name of a model at the hub is left to others. `name` is
+    the flag or the word that the place was given for; it is not `besides`, another model of the same
+    command."""
     if not place:
         return
     is_path = place.endswith(".gguf") or not HUB_ID.fullmatch(place)

@@ -40,5 +40,7 @@ export const SIGN_SECONDS = 1;
 export const MASKED = -1e+09;
 /** As in moa/graph/cache.py. */
 export const FIRST_ROWS = 256;
+/** As in moa/graph/cache.py. */
+export const MORE_ROWS = 0.25;
 /** As in moa/graph/drafter.py. */
 export const LONGEST_PIECE = 64;

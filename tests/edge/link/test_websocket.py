@@ -231,6 +231,11 @@ def test_failures_to_connect_are_explained() -> None:
     plain_at_tls = InvalidMessage("no valid HTTP response")
     plain_at_tls.__cause__ = EOFError("the connection was closed")
     assert "is it a TLS port? then wss://" in explain(plain_at_tls, url, tls=False).hint
+    unknown = explain(
+        socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), "ws://verifier.test:1", tls=False
+    )
+    assert str(unknown) == "cannot resolve verifier.test: Temporary failure"
+    assert "is the name right" in unknown.hint
 
 
 @pytest.mark.parametrize(
@@ -249,11 +254,6 @@ def test_a_certificate_that_is_not_trusted_is_told_with_what_helps(
     explained = explain(error, "wss://x:1", tls=True)
     assert str(explained) == f"the verifier's certificate is not trusted: {said}"
     assert hint in explained.hint
-    unknown = explain(
-        socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), "ws://verifier.test:1", tls=False
-    )
-    assert str(unknown) == "cannot resolve verifier.test: Temporary failure"
-    assert "is the name right" in unknown.hint
 
 
 async def test_a_port_that_hangs_up_is_not_taken_for_another_protocol() -> None:

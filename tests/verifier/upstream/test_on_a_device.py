@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import io
+import itertools
 import json
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from edge_client.serve.answerer import EdgeAnswerer
 from edge_client.settings import ClientSettings
 from moa.cli.command_line import CommandParser
 from moa.errors import MoaError, UsageError
-from tests.verifier.upstream.scripted import chunk, end_of, reset, running, stream, whole
+from tests.verifier.upstream.scripted import Request, chunk, end_of, reset, running, stream, whole
 
 GOOD = stream(chunk(" The upstream says this."), chunk("", "stop"), "data: [DONE]\n\n")
 
@@ -268,7 +269,18 @@ def piece(text: str, reason: str | None = None) -> dict[str, Any]:
 
 async def test_an_audit_asks_a_chat_endpoint_by_its_messages_and_compares_nothing_else() -> None:
     """It compared the device's own answer with itself, and called that identical."""
-    said = stream(piece(" The upstream"), piece(" says this.", "stop"), "data: [DONE]\n\n")
+    done = "data: [DONE]\n\n"
+    # Each in pieces of its own: other tokens of the same text.
+    answers = itertools.cycle(
+        [
+            stream(piece(" The upstream"), piece(" says this.", "stop"), done),
+            stream(piece(" The up"), piece("stream sa"), piece("ys this.", "stop"), done),
+        ]
+    )
+
+    async def said(request: Request, writer: asyncio.StreamWriter) -> None:
+        await next(answers)(request, writer)
+
     async with running(said) as upstream:
         settings = ClientSettings(upstream=upstream.url, upstream_api="chat")
         audit = await _audit(settings, "What is 17 plus 25?", raw=False)
