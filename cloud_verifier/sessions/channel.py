@@ -190,7 +190,10 @@ class Channel:
             return None
         self._agreed("grammar", "answers that match a grammar")
         log = message.ids if isinstance(message, Open) else ()
-        return await self.service.matcher(self.principal, message.grammar, start, log)
+        matcher = await self.service.matcher(self.principal, message.grammar, start, log)
+        # Its token may have been revoked meanwhile: a session that began now would stay.
+        self.outbox.check_goes_on()
+        return matcher
 
     # ---- message by message
 

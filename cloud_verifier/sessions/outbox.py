@@ -106,6 +106,10 @@ class Outbox:
         """Return when few enough answers wait, so that no requests are read from a client that does
         not read its answers. Raises `CloseConnection` if the connection ends."""
         await self._room.wait()
+        self.check_goes_on()
+
+    def check_goes_on(self) -> None:
+        """Raise the `CloseConnection` if the connection is to end."""
         if self._end is not None:
             raise self._end
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,16 +11,18 @@ from cloud_verifier.engine.contract import ModelFacts
 from cloud_verifier.engine.job import Lease
 from cloud_verifier.engine.loop import Workload
 from cloud_verifier.engine.schedule import Scheduler
-from cloud_verifier.sessions.channel import answer_hello
+from cloud_verifier.sessions.budgets import Meter
+from cloud_verifier.sessions.channel import Channel, answer_hello
+from cloud_verifier.sessions.outbox import CloseConnection
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.sessions.session import ServerSession, sampling_settings
 from cloud_verifier.sessions.table import SessionTable
 from moa import demo
 from moa.errors import MoaError
 from moa.grammar.children import Children
-from moa.grammar.matcher import MATCHER_BYTES, GrammarCompiler
+from moa.grammar.matcher import MATCHER_BYTES, GrammarCompiler, Matcher
 from moa.grammar.spec import Grammar
-from moa.wire import FEATURES, Code, Limits, Refusal
+from moa.wire import FEATURES, Code, Limits, Refusal, encode
 from moa.wire.messages import (
     Append,
     ChatMessage,
@@ -321,6 +323,36 @@ async def test_grammars_of_one_principal_are_compiled_one_after_another() -> Non
     done.clear()
     await asyncio.gather(*(ask("many", number) for number in range(30)), ask("one", 0))
     assert done.index("one") < 15
+
+
+async def test_no_session_opens_once_its_token_was_revoked() -> None:
+    """Its grammar is compiled meanwhile. Nobody could come back for it: it would keep its slot."""
+    compiling, go = asyncio.Event(), asyncio.Event()
+
+    class Slow(GrammarCompiler):
+        async def matcher(self, grammar: Grammar, start: int, log: Sequence[int]) -> Matcher:
+            compiling.set()
+            await go.wait()
+            return await super().matcher(grammar, start, log)
+
+    read = (demo.paths().tokenizer / "tokenizer.json").read_text
+    service = Service(
+        dataclasses.replace(FACTS, grammars=True),
+        LIMITS,
+        Workload(Scheduler(LIMITS)),
+        grammars=Slow(read, size=4096, eos_ids=[0]),
+    )
+    channel = Channel(service, "alice", Meter(LIMITS, 0.0))
+    await channel.receive(encode(Hello([3], ["grammar"])), 0.0)
+    opening = Open(bytes(16), [4, 5, 6], grammar=Grammar("regex", "yes"))
+    asked = asyncio.create_task(channel.receive(encode(opening), 0.0))
+    await compiling.wait()
+    channel.revoked()
+    service.end_sessions_but_of(lambda principal: False)
+    go.set()
+    with pytest.raises(CloseConnection, match="revoked"):
+        await asked
+    assert (list(service.table), service.table.slots_free) == ([], FACTS.slots)
 
 
 async def test_a_grammar_without_a_process_is_refused_for_now(
