@@ -253,12 +253,20 @@ class Api:
         may_call = call.asks[0].question.may_call
         tool_format = self.answerer.tool_format if may_call else None
         shape = shape_of(self.answerer.model, call, tool_format)
-        events = streamed(call.asks, shape, self._counted)
         if call.stream:
+            # Its response has a status already where it is refused later.
+            guard: Guard = request.app
+            events = streamed(
+                call.asks,
+                shape,
+                self._counted,
+                refused=lambda refusal: guard.count_refusal(refusal, request.scope),
+            )
             # An invalid request gets an error status, and not a broken stream: so the answer has
             # begun before the response does. A client that leaves meanwhile ends it.
             first = await while_connected(request.receive, _first(events))
             return self._stream(first, events, call, shape)
+        events = streamed(call.asks, shape, self._counted)
         await while_connected(request.receive, _drain(events))
         if shape.error is not None:
             raise shape.error

@@ -117,13 +117,18 @@ class Guard:
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         """Send an error as a response of the API; a stranger's only after a while."""
         refusal = self._as_api_error(error, scope["path"])
-        if refusal.status == _TURNED_AWAY:
-            self.metrics.refusals.labels(refusal.code or "", refusal.limit).inc()
-        self._tell(refusal, scope)
+        self.count_refusal(refusal, scope)
         if refusal.status in _STRANGERS:
             await self._wait_or_abort(scope)
         response = Json(refusal.body(), refusal.status, headers=refusal.headers())
         await self._readable(response)(scope, receive, send)
+
+    def count_refusal(self, refusal: ApiError, scope: Scope) -> None:
+        """Count and log a refusal of the request of this scope: that of a response, or the error at
+        the end of a stream."""
+        if refusal.status == _TURNED_AWAY:
+            self.metrics.refusals.labels(refusal.code or "", refusal.limit).inc()
+        self._tell(refusal, scope)
 
     def _tell(self, refusal: ApiError, scope: Scope) -> None:
         """Log a refusal, one of a status and limit now and then, without its message: that may

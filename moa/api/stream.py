@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any
 
 from moa.api.answer import (
@@ -18,7 +18,7 @@ from moa.api.answer import (
     Piece,
     Reading,
 )
-from moa.api.errors import from_error
+from moa.api.errors import ApiError, from_error
 from moa.api.http import DONE, Comment
 from moa.api.load import Counted
 from moa.api.present import Presenter, Show
@@ -31,11 +31,14 @@ _WAITING = 64
 
 
 async def streamed(
-    asks: Sequence[AnswerRequest], shape: Shape | ResponseShape, answerer: Counted
+    asks: Sequence[AnswerRequest],
+    shape: Shape | ResponseShape,
+    answerer: Counted,
+    refused: Callable[[ApiError], object] = lambda error: None,
 ) -> AsyncGenerator[Any, None]:
     """Yield what the client of a request is sent: chunks of its answers, which are written side by
     side, and the mark of the end. An error before an answer has begun is raised; a later one
-    becomes the last event before the mark."""
+    becomes the last event before the mark, and `refused` is told of it."""
     client = _StreamClient(asks, shape)
     try:
         encoded = await _encoded(asks, answerer)
@@ -54,7 +57,9 @@ async def streamed(
     except MoaError as error:
         if not client.has_begun:
             raise  # becomes the status of the response
-        yield shape.fail(from_error(error))
+        refusal = from_error(error)
+        refused(refusal)
+        yield shape.fail(refusal)
     yield DONE
 
 

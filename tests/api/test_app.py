@@ -269,6 +269,25 @@ async def test_errors_from_inside_have_their_status_and_are_the_last_event_of_a_
     assert (last["error"]["code"], done) == (code, "[DONE]")
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_is_turned_away_in_mid_answer_is_counted_and_logged_once(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A verifier's own answer waits for a slot behind its beginning: the response is a 200 then."""
+
+    def refuse(ask: Any) -> Any:
+        yield Began()
+        raise RemoteError("busy", "all 4 slots are busy", limit="slots", retry_after=1.0)
+
+    async with talk(refuse) as (_, client):
+        reply = await client.post(CHAT, json=chat(stream=stream))
+        assert reply.status_code == (200 if stream else 429)
+        page = (await client.get("/metrics")).text
+    assert 'moa_api_refusals_total{code="busy",limit="slots"} 1.0' in page
+    (line,) = [one for one in caplog.records if "429" in one.message and one.levelname == "WARNING"]
+    assert line.message == "refused with 429: POST /v1/chat/completions (busy, limit slots)"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "kind", "body", "status"),
     [

@@ -330,7 +330,7 @@ async def test_no_session_opens_once_its_token_was_revoked() -> None:
     compiling, go = asyncio.Event(), asyncio.Event()
 
     class Slow(GrammarCompiler):
-        async def matcher(self, grammar: Grammar, start: int, log: Sequence[int]) -> Matcher:
+        async def matcher(self, grammar: Grammar, start: int, log: Sequence[int] = ()) -> Matcher:
             compiling.set()
             await go.wait()
             return await super().matcher(grammar, start, log)
