@@ -117,6 +117,30 @@ async def test_a_chat_corrects_its_answer_when_the_upstream_is_back() -> None:
     assert "it stays so" not in screen.getvalue()
 
 
+async def test_a_program_that_asks_for_a_check_is_not_kept_until_the_upstream_is_back() -> None:
+    """Its next question was asked when the upstream was back."""
+    dying = Dying()
+    async with (
+        running(dying) as upstream,
+        behind(upstream) as settings,
+        EdgeClient(settings) as client,
+        client.conversation() as conversation,
+    ):
+        await client.wait_online(60)
+        async with asyncio.timeout(60):
+            answer = [event async for event in conversation.generate(QUESTION)]
+            assert isinstance(answer[-1], Done)
+            assert not answer[-1].verified
+            check = [event async for event in conversation.recheck()]
+            assert isinstance(check[-1], Done)
+            assert not check[-1].verified
+            dying.back = True
+            while conversation.unverified:
+                check = [event async for event in conversation.recheck()]
+    assert isinstance(check[-1], Done)
+    assert check[-1].text.strip() == SAID.strip()
+
+
 async def test_all_answers_of_an_outage_wait_for_the_upstream() -> None:
     """The check of several ended as soon as the upstream had refused for as long as an answer is
     waited for."""
