@@ -423,13 +423,13 @@ SIBLING = "the sibling"
 
 
 def figures(held: Sequence[Line], guessed: Lines, found: Lines, train: Sequence[Line]) -> Any:
-    """By kind of text and drafter; texts along which all of them have guessed."""
+    """By kind of text and drafter, each over the texts along which it has guessed."""
     drafters = [line for line in found.found.values() if "text" not in line]
     cells: dict[tuple[str, str], list[dict[str, float]]] = {}
     for text in held:
         key = text["key"]
         lines = [found.found.get(f"{about['drafter']} {key}") for about in drafters]
-        if key not in guessed or None in lines:
+        if key not in guessed:
             continue
         answer = text["ids"][text["prompt_tokens"] :]
         tops = [tokens[0] for tokens in guessed.found[key]["tokens"]]
@@ -440,7 +440,8 @@ def figures(held: Sequence[Line], guessed: Lines, found: Lines, train: Sequence[
         kind = key.partition("/")[0]
         cells.setdefault((kind, SIBLING), []).append(_of_reach(_reach(right)))
         for about, line in zip(drafters, lines, strict=True):
-            assert line is not None
+            if line is None:
+                continue
             one = _of_reach(line["reach"])
             one |= {name: statistics.fmean(line[name]) for name in _BEHIND if line.get(name)}
             cells.setdefault((kind, about["drafter"]), []).append(one)
