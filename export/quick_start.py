@@ -43,7 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print(arguments: argparse.Namespace) -> None:
     """Print the plan. Unless nothing is to be made, a sibling in a GGUF file is unpacked first."""
-    plan = plan_pair(arguments.target, arguments.sibling, dtype=arguments.dtype)
+    plan = plan_pair(
+        arguments.target, arguments.sibling, dtype=arguments.dtype, refuses=not arguments.dry_run
+    )
     if not arguments.dry_run and (arguments.again or not plan["made"]):
         from moa.target.loading import locate
 
@@ -55,10 +57,13 @@ def _print(arguments: argparse.Namespace) -> None:
     json.dump(plan, sys.stdout)
 
 
-def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, Any]:
+def plan_pair(
+    target: str, sibling: str, *, dtype: str = "auto", refuses: bool = True
+) -> dict[str, Any]:
     """Returns what is known of a target and a small sibling before anything starts, from their
     files' headers alone: sizes, times, and the folder of their bundle. Raises for what cannot work:
-    another tokenizer, an unsupported family, too little memory or disk."""
+    another tokenizer, an unsupported family, too little memory or disk. Unless it `refuses`, the plan
+    says itself what this machine has too little of, as its `problem`."""
     from export.plan import check_memory
     from export.setup import Setup, make_setup_plan
     from moa.target.loading import read_facts
@@ -68,10 +73,17 @@ def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, An
     plan = make_setup_plan(Setup(target, sibling, bundle))
     is_made = (bundle / MANIFEST).is_file()
     bundle.parent.mkdir(parents=True, exist_ok=True)
-    if not is_made:
-        _check_disk(bundle.parent, plan.export.disk)
-        check_memory(plan.export)
-    memory = _verifier_memory(target, dtype)
+    problem = ""
+    memory = None
+    try:
+        if not is_made:
+            _check_disk(bundle.parent, plan.export.disk)
+            check_memory(plan.export)
+        memory = _verifier_memory(target, dtype)
+    except UsageError as error:
+        if refuses:
+            raise
+        problem = error.line()
     lines = plan.lines(is_made=is_made)
     if memory is not None:
         lines.append(f"the verifier {memory}")
@@ -84,6 +96,7 @@ def plan_pair(target: str, sibling: str, *, dtype: str = "auto") -> dict[str, An
         "target": dataclasses.asdict(facts),
         "memory": None if memory is None else memory.figures,
         "lines": lines,
+        "problem": problem,
     }
 
 

@@ -114,6 +114,11 @@ class Dialling:
         self.retry.not_before = min(self.retry.not_before, self._ended_at + _LEAST_PAUSE)
 
 
+_BEGINS_AGAIN = "the verifier was there before: it has ended, or is starting again"
+"""What is said where nothing answers at an address that was right: whoever supervises the verifier may
+be at it already."""
+
+
 def is_closed_port(error: BaseException) -> bool:
     """Whether an attempt failed because nothing listens at the address: its machine has refused the
     connection."""
@@ -169,7 +174,8 @@ def explain(
             said = safe_line(str(error)) or type(error).__name__
             if is_closed_port(error):
                 said = "nothing listens there"
-            return LinkError(f"cannot reach {url}: {said}", hint=_hint_at_port(url, tls=tls))
+            hint = _BEGINS_AGAIN if worked else _hint_at_port(url, tls=tls)
+            return LinkError(f"cannot reach {url}: {said}", hint=hint)
         case _:
             return LinkError(f"cannot reach {url}: {type(error).__name__}: {safe_line(str(error))}")
 

@@ -231,6 +231,8 @@ async def _start_and_watch(options: argparse.Namespace) -> int:
     plan = await _plan(options) if options.device_model else None
     if options.dry_run:
         _show_plan(plan, options)
+        if plan is not None and plan["problem"]:
+            raise UsageError(plan["problem"])
         return 0
     bundle = options.bundle
     if plan is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -16,6 +19,7 @@ from export import quick_start
 from export.cli import main as export_main
 from export.quick_start import main, plan_pair
 from moa.bundle import MANIFEST
+from moa.cli import up
 from moa.errors import UsageError
 from moa.gguf import reader
 from moa.target import identity
@@ -117,6 +121,26 @@ def test_swapped_models_are_refused_by_name_before_memory_is_spoken_of(
         plan_pair(small, large)
     monkeypatch.setattr("export.plan.available_bytes", lambda: 0)
     assert plan_pair(large, large), "one model may be both"
+
+
+def test_a_dry_run_has_a_plan_of_what_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said the error, and nothing of what would be made."""
+    words = list(map(str, folders(tmp_path)))
+    monkeypatch.setattr("export.plan.available_bytes", lambda: 1)
+    assert main(words) == 2
+    assert "error: making the bundle takes" in capsys.readouterr().err
+    assert main([*words, "--dry-run"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert any(line.startswith("making it takes") for line in plan["lines"])
+    assert plan["problem"].startswith("making the bundle takes")
+    shown = argparse.Namespace(target=words[0], device_model=words[1], dry_run=True)
+    shown.__dict__ |= {"bundle": "", "again": False, "json": False}
+    monkeypatch.setattr("moa.cli.up._plan", AsyncMock(return_value=plan))
+    with pytest.raises(UsageError, match="making the bundle takes"):
+        asyncio.run(up._start_and_watch(shown))
+    assert "making it takes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

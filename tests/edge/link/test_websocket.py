@@ -218,6 +218,8 @@ def test_failures_to_connect_are_explained() -> None:
     again = explain(error, url, tls=False, worked=True)
     assert (str(again), again.hint) == (f"{url} does not answer now", "")
     assert "cloud-verifier serve" in explain(refused, url, tls=False).hint
+    gone = explain(refused, url, tls=False, worked=True)
+    assert gone.hint == "the verifier was there before: it has ended, or is starting again"
     assert "port 80;" in explain(refused, "ws://localhost", tls=False).hint, (
         "an address without a port"
     )
