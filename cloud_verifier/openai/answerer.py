@@ -493,6 +493,7 @@ class _Exchange:
             while True:
                 message = await self._next_message()
                 event = self._session.receive(message)
+                waits.close()  # it may wait for something else by now, or not at all
                 if isinstance(event, Working):
                     self._progress = time.monotonic()
                     return event
@@ -504,7 +505,6 @@ class _Exchange:
                     self._count_loss(message)
                     self._ask_again()
                 elif isinstance(event, Refused):
-                    waits.close()  # it may wait for something else by now
                     waits.enter_context(self._waiting.labels(event.error.limit).track_inprogress())
                     await self._sit_out(event)
                     self._ask_again()

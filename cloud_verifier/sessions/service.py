@@ -25,6 +25,7 @@ from cloud_verifier.sessions.budgets import Principal, WorkBudget
 from cloud_verifier.sessions.outbox import CloseConnection, Outbox
 from cloud_verifier.sessions.session import PREFILL, Output, Prefill, Run, ServerSession
 from cloud_verifier.sessions.table import SessionTable
+from moa.api.access import ANONYMOUS
 from moa.errors import MoaError, UsageError
 from moa.grammar.matcher import GrammarCompiler, Matcher
 from moa.grammar.spec import Grammar
@@ -135,7 +136,9 @@ class Service:
         if len(self.connections) >= self.max_connections:
             limit = "max_connections"
         elif self.principal(name).connections >= self.limits.max_connections_per_principal:
-            whose, limit = " of your key", "max_connections_per_principal"
+            limit = "max_connections_per_principal"
+            if name != ANONYMOUS:  # without a token file nobody has a key
+                whose = " of your key"
         if not limit:
             return None
         words = f"too many connections{whose}"
@@ -208,9 +211,10 @@ class Service:
         budget = self.principal(principal).tokens
         now = self.clock()
         if (wait := budget.wait(tokens, now)) > 0:
+            whose = "the" if principal == ANONYMOUS else "your key's"
             raise Refusal(
                 Code.BUSY,
-                "your key's limit of tokens a second is reached",
+                f"{whose} limit of tokens a second is reached",
                 limit="max_tokens_per_second",
                 retry_after_ms=int(1000 * wait) + 1,
             )

@@ -22,6 +22,7 @@ from cloud_verifier.logs import log
 from cloud_verifier.sessions.outbox import Outbox
 from cloud_verifier.sessions.session import ServerSession, State
 from cloud_verifier.sessions.slots import PageReservations, SlotShares
+from moa.api.access import ANONYMOUS
 from moa.text_stream import common_prefix
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
@@ -105,8 +106,9 @@ class SessionTable:
         if own >= self._limits.max_sessions_per_principal:
             dropped = self._drop_oldest("sessions", session.principal)
             if not dropped:
+                whose = "" if session.principal == ANONYMOUS else " of your key"
                 raise self._busy(
-                    session, f"{own} sessions of your key are open", "max_sessions_per_principal"
+                    session, f"{own} sessions{whose} are open", "max_sessions_per_principal"
                 )
         total = len(self._sessions)
         if total >= self._limits.max_sessions:

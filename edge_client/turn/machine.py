@@ -225,6 +225,7 @@ class TurnMachine:
         match event:
             case Ready():
                 self.session_state.established = True
+                self.reach.taken_up()
             case Advanced():
                 self._advanced(event, now)
             case Recovered():
@@ -454,6 +455,7 @@ class TurnMachine:
         # No more is waited for than there is to read, whatever a verifier says.
         to_read = min(event.total, len(self.session.log)) - event.done
         self.deadlines.heard(event.done, to_read, now)
+        self.reach.taken_up()
         is_reading = event.done < event.total
         if is_reading or self._reading:
             self._events.append(Progress(done=event.done, total=event.total))

@@ -48,7 +48,7 @@ class Reachability:
     unanswered: str = ""
     """That this engine has answered nothing yet, in words; empty if it has."""
     not_now: str = ""
-    """With which refusal for now the verifier answers, in words; empty once tokens have come."""
+    """With which refusal for now the verifier answers, in words; empty once it works on the turn."""
     given_up: str = ""
     """Why the verifier is not asked again in this turn."""
     setbacks: int = 0
@@ -95,9 +95,13 @@ class Reachability:
             words = f"the verifier refuses for now: {words} ({error.limit})"
         self.not_now = safe_line(words)
 
+    def taken_up(self) -> None:
+        """Note that the verifier has accepted what it was asked, or says that it works on it."""
+        self.not_now = ""
+
     def progressed(self) -> None:
         """Count failures from zero, because verified tokens have come."""
-        self.not_now = ""
+        self.taken_up()
         self.retry.progressed()
         self.setbacks = 0
         self._losses = 0

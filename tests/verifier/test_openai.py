@@ -9,7 +9,8 @@ import copy
 import gc
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,11 +21,12 @@ import openai
 import pytest
 import pytest_asyncio
 import torch
+from prometheus_client import Gauge
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.cli import main
 from cloud_verifier.logs import log
-from cloud_verifier.openai.answerer import Tokenizer, VerifierAnswerer
+from cloud_verifier.openai.answerer import Tokenizer, VerifierAnswerer, _Exchange, _Predicted
 from cloud_verifier.openai.endpoint import endpoint
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.sessions.slots import SlotShares
@@ -36,6 +38,9 @@ from moa.chat import template
 from moa.errors import UsageError
 from moa.process.listening import Port
 from moa.target.identity import short_id
+from moa.wire import ClientSession, Limits
+from moa.wire.events import Advanced, Ready
+from moa.wire.messages import ClientMessage, Error, Opened
 from tests.api.large import LARGE, large_request
 from tests.api.scripted import check_that_the_loop_turns
 from tests.edge.serve.pair import embedded, served
@@ -326,6 +331,53 @@ async def test_answers_at_the_same_time_leave_no_more_resting_sessions_than_othe
         )
         await until(lambda: all_rest(verifier))
         assert len(verifier.service.table) == 2
+
+
+class _Answering:
+    """A line to a service that answers each request in turn like this; then it says no more."""
+
+    def __init__(self, answers: list[list[Error | Opened]], look: Callable[[], float]) -> None:
+        self._answers = deque(answers)
+        self._look = look
+        self._said: asyncio.Queue[Error | Opened] = asyncio.Queue()
+        self.seen: list[float] = []
+        """What `look` has returned at each request, and when nothing more was to be heard."""
+        self.quiet = asyncio.Event()
+
+    def put(self, message: ClientMessage) -> None:
+        self.seen.append(self._look())
+        for answer in self._answers.popleft():
+            self._said.put_nowait(answer)
+
+    async def get(self) -> Error | Opened:
+        if not self._answers and self._said.empty():
+            self.seen.append(self._look())
+            self.quiet.set()
+        return await self._said.get()
+
+
+async def test_an_answer_whose_session_was_taken_up_waits_for_no_place_any_more() -> None:
+    """It reads its prompt then, which may take minutes, and nobody need add slots for that."""
+    prompt = list(range(4, 24))
+    session = ClientSession(prompt, max_new_tokens=4)
+    opened = Opened(session.id, len(prompt))
+    gone = Error("unknown_session", "gone", session.id, 1)
+    busy = Error("busy", "all slots are busy", session.id, retry_after_ms=1, limit="slots")
+    gauge = Gauge("waiting", "", ["limit"], registry=None)
+    line: Any = _Answering(
+        # The session is opened and asked for a stream, opened again, and again.
+        [[opened], [gone], [busy], [], [opened], []],
+        lambda: sum(sample.value for one in gauge.collect() for sample in one.samples),
+    )
+    exchange = _Exchange(session, line, _Predicted(session, (), Limits()), gauge)
+    line.put(session.open())
+    await exchange.next(Ready)
+    exchange.ask()
+    waiting = asyncio.create_task(exchange.next(Advanced))
+    async with asyncio.timeout(PATIENCE):
+        await line.quiet.wait()
+    waiting.cancel()
+    assert line.seen == [0, 0, 0, 0, 1, 1, 0]
 
 
 async def test_a_client_that_hangs_up_leaves_no_running_session(both: Both) -> None:

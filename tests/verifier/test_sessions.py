@@ -18,6 +18,7 @@ from cloud_verifier.sessions.service import Service
 from cloud_verifier.sessions.session import ServerSession, sampling_settings
 from cloud_verifier.sessions.table import SessionTable
 from moa import demo
+from moa.api.access import ANONYMOUS
 from moa.errors import MoaError
 from moa.grammar.children import Children
 from moa.grammar.matcher import MATCHER_BYTES, GrammarCompiler, Matcher
@@ -353,6 +354,26 @@ async def test_no_session_opens_once_its_token_was_revoked() -> None:
     with pytest.raises(CloseConnection, match="revoked"):
         await asked
     assert (list(service.table), service.table.slots_free) == ([], FACTS.slots)
+
+
+@pytest.mark.parametrize(("principal", "whose"), [(ANONYMOUS, ""), ("alice", "your key")])
+def test_a_refusal_speaks_of_a_key_only_to_who_has_one(principal: str, whose: str) -> None:
+    limits = Limits(
+        max_connections_per_principal=1,
+        max_sessions_per_principal=1,
+        max_tokens_per_second=1.0,
+        max_burst_tokens=8,
+    )
+    service = Service(FACTS, limits, Workload(Scheduler(limits)), clock=lambda: 0.0)
+    service.join(outbox(), principal)
+    words = [str(service.no_room(principal))]
+    session = service.open(Open(bytes(16), [4, 5, 6]), principal, FEATURES)
+    session.attach(outbox())
+    opening = Open(bytes([1] * 16), [4, 5])
+    limit = "max_sessions_per_principal"
+    words.append(str(refused(lambda: service.open(opening, principal, FEATURES), limit)))
+    words.append(str(refused(lambda: service.admit(principal, 8), "max_tokens_per_second")))
+    assert ["your key" in said for said in words] == [bool(whose)] * 3, words
 
 
 async def test_a_grammar_without_a_process_is_refused_for_now(

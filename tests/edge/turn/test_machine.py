@@ -128,6 +128,19 @@ def test_a_reader_at_a_limit_of_his_own_is_told_so_in_the_end(
     )
 
 
+@BOTH
+def test_a_reader_whose_prompt_is_read_at_last_is_not_told_of_the_refusal_before(
+    draft: Any,
+) -> None:
+    world = World(draft=draft, reads=60.0, tells=True, patience=Patience(offline_after=5.0))
+    world.verifier.limit = "slots"
+    world.trouble("busy", stop=0.5)
+    world.run(seconds=40)
+    assert world.machine.reach.news() == ("late", "")
+    told = [event.detail for event in world.reader.events if isinstance(event, Link)]
+    assert not any("refuses" in detail for detail in told), told
+
+
 def test_a_refusal_is_forgotten_where_tokens_have_come_since() -> None:
     reach = Reachability(link="up")
     reach.refused_for_now(Error("busy", "all 4 slots are busy", limit="slots"))
