@@ -114,7 +114,7 @@ def train_preset(
         "last": {key: statistics.fmean(entry[key] for entry in history[-LAST:]) for key in shown},
         "tokens_per_s": statistics.median(entry["tokens_per_s"] for entry in history),
         "seconds_of_last_start": round(time.perf_counter() - began, 1),
-        "processor_seconds": round(time.process_time(), 1),
+        "processor_seconds_of_last_start": round(time.process_time(), 1),
         "trained_parameters": parameter_count(drafter),
         "peak_memory_mib": round(peak_memory_mib()),
     }

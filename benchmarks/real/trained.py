@@ -312,7 +312,7 @@ def _about(folder: Path, drafter: Drafter, bundle: Bundle | None) -> dict[str, A
     record = 0 if layout is None else row_bytes(DTYPES[0], layout.count, layout.width)
     about = {
         "steps": result["steps"],
-        "processor_seconds": result["processor_seconds"],
+        "processor_seconds": result["processor_seconds_of_last_start"],
         "parameters": sum(parameter.numel() for parameter in drafter.parameters()),
         "trained_parameters": result["trained_parameters"],
         "record_bytes": record,
@@ -522,7 +522,7 @@ def tables(result: Mapping[str, Any]) -> str:
         for about in result["drafters"]
     ]
     of_costs = ["drafter", "numbers of its own", "of them trained", "steps"]
-    of_costs += ["processor minutes", f"bytes a record, {DTYPES[0]}", "bundle"]
+    of_costs += ["processor minutes of its last start", f"bytes a record, {DTYPES[0]}", "bundle"]
     learnt = result["learnt"]
     return (
         f"{table(header, rows)}\n\n{table(of_costs, costs)}\n\nThey have learnt from"

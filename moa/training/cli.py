@@ -113,7 +113,7 @@ def _run(run: TrainingRun, argv: list[str], started: float) -> dict[str, Any] | 
     figures = _figures(run, loop, rows, history[-_MEASURED_STEPS:])
     figures["training_seconds"] = training_seconds
     figures["seconds"] = time.perf_counter() - started
-    figures["processor_seconds"] = time.process_time()
+    figures["processor_seconds_of_last_start"] = time.process_time()
     record = provenance(argv, run.facts, settings=run.settings(loop), data=about)
     record |= {
         "resumed_from_step": resumed_step,

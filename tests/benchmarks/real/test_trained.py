@@ -184,7 +184,7 @@ def eagle_beside(target: str, out: Path) -> None:
     loaded = load_model(target)
     config = eagle3_config(loaded.facts, intermediate_size=32, heads=4, kv_heads=2)
     save_eagle3(new_eagle3(config, SharedWeights.of(loaded.model)), out)
-    summary = {"steps": 2, "processor_seconds": 3.0, "trained_parameters": 4}
+    summary = {"steps": 2, "processor_seconds_of_last_start": 3.0, "trained_parameters": 4}
     (out / "training.json").write_text(json.dumps(summary))
 
 
