@@ -79,11 +79,12 @@ def run(arguments: argparse.Namespace) -> int:
         "grammar": schema,
     }
     remarks = not (arguments.json or arguments.jsonl or arguments.quiet)
-    # Scripts know their model. Behind an upstream the embedded one writes only offline.
-    if remarks and not settings.upstream and sys.stderr.isatty():
-        remark = toy(settings.bundle)
-        if remark:
-            options.say(remark)
+    # Scripts know their model.
+    tells_of_the_toy = remarks and sys.stderr.isatty()
+    # What stands behind a verifier elsewhere is known once it has answered.
+    is_elsewhere = settings.verifier not in ("", "local") and not settings.offline
+    if tells_of_the_toy and not is_elsewhere:
+        _tell_of_the_toy(settings, beside_an_engine=bool(settings.upstream))
     answer = asyncio.run(
         _answer(settings, arguments.json_schema, asked, _view(arguments, settings))
     )
@@ -91,9 +92,11 @@ def run(arguments: argparse.Namespace) -> int:
         options.print_json(answer.report() | {"seed": settings.seed})
     if remarks or arguments.jsonl:
         options.tell_seed(settings, seed)
+    if tells_of_the_toy and is_elsewhere:
+        _tell_of_the_toy(settings, beside_an_engine=answer.beside_an_engine)
     if remarks and answer.done is not None:
         reason = answer.done.reason
-        remark = whose_tokens(reason, settings.bundle, beside_an_engine=bool(settings.upstream))
+        remark = whose_tokens(reason, settings.bundle, beside_an_engine=answer.beside_an_engine)
         if remark:
             options.say(remark)
     if answer.stopped:
@@ -101,6 +104,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not answer.verified:
         _tell_unverified(answer, settings, is_error=arguments.require_verified, remarks=remarks)
     return 0
+
+
+def _tell_of_the_toy(settings: ClientSettings, *, beside_an_engine: bool) -> None:
+    """Tell that the model is the embedded toy, if it is. Beside an engine it writes only offline."""
+    remark = "" if beside_an_engine else toy(settings.bundle)
+    if remark:
+        options.say(remark)
 
 
 def _tell_unverified(
@@ -170,10 +180,13 @@ async def _answer(
     try:
         async with options.opened(settings) as client:
             options.check_schema(asked["grammar"], schema_file, client.device)
-            with view:
-                async for event in client.generate(**asked):
-                    answer.take(event)
-                    view.take(event)
+            try:
+                with view:
+                    async for event in client.generate(**asked):
+                        answer.take(event)
+                        view.take(event)
+            finally:
+                answer.beside_an_engine = client.shared.has_engine_behind
     except asyncio.CancelledError:
         if not answer.stopped:  # cancelled by somebody else
             raise
@@ -232,6 +245,8 @@ class JsonAnswer(AnswerSoFar):
         self._news = News()
         self.stopped = False
         """Whether the process was told to end."""
+        self.beside_an_engine = False
+        """Whether somebody else's engine is known to stand behind the device, or its verifier."""
         self.refused = ""
         """Why the verifier refuses, if it does."""
         self.why_down = ""

@@ -197,6 +197,27 @@ async def test_the_toy_beside_a_verifier_of_an_engine_limits_texts_and_is_not_th
     assert remark in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+async def test_generate_goes_by_what_stands_behind_the_verifier() -> None:
+    """It named the toy and `moa-edge up`, and did not say whose tokens a limit counts."""
+    program = (
+        "import sys; sys.stderr.isatty = lambda: True; from edge_client.cli import main; main()"
+    )
+    async with running(GOOD) as upstream:
+        settings = Settings(port=0, upstream=(upstream.url,), upstream_api="completions")
+        async with UpstreamVerifier(settings, upstreams_of(settings)).open() as verifier:
+            words = ("generate", "hello", "--max-new-tokens", "3")
+            where = ("--verifier", verifier.transport.url)
+            asked = await asyncio.to_thread(
+                subprocess.run,
+                [sys.executable, "-c", program, *words, *where],
+                capture_output=True,
+                check=True,
+                timeout=120,
+            )
+    assert b"moa-edge up" not in asked.stderr
+    assert b"limits count tokens of the device's model" in asked.stderr
+
+
 async def test_bench_measures_the_upstream(capsys: pytest.CaptureFixture[str]) -> None:
     async with running(GOOD) as upstream:
         words = ["bench", "--upstream", upstream.url, "--upstream-api", "completions", "--json"]
