@@ -197,7 +197,7 @@ async def test_a_late_correction_goes_on_in_the_block_where_it_begins() -> None:
         client, conversation, [answer], is_latest_turn=True, say=said.append, markdown=True
     )
     check.start()
-    await check.finish()
+    await check.finish(60.0)
     assert [text.plain for text in said[1:-1]] == ["- c\n```", "• d"]
     assert styled(said[1]) == [("- c", CODE), ("```", MARK)]
 
