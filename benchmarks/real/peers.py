@@ -33,6 +33,7 @@ from moa.llama.target import LlamaTarget
 from moa.sampling import SamplingSettings
 from moa.target.contract import LoadOptions
 from moa.target.rows import Row
+from moa.text_stream import common_prefix
 from moa.tree import TreeShape
 
 _PAST = 256
@@ -188,7 +189,7 @@ def _answer(
         drafted = time.process_time()
         step = target.forward([Row.chain(slot, [log[-1], *draft], judged="all")])
         said = step.argmax(0).tolist()
-        right = sum(1 for _ in _agreeing(draft, said))
+        right = common_prefix(draft, said)
         target.commit(step, 0, range(right + 1))
         log += said[: right + 1]
         rounds += 1
@@ -196,13 +197,6 @@ def _answer(
         seconds["verify"] += time.process_time() - drafted
     target.cache.release(slot)
     return {**seconds, "rounds": rounds, "tokens": len(log) - len(ids)}
-
-
-def _agreeing(draft: Sequence[int], said: Sequence[int]) -> Any:
-    for mine, theirs in zip(draft, said, strict=False):
-        if mine != theirs:
-            return
-        yield mine
 
 
 def figures(out: Lines) -> dict[str, Any]:

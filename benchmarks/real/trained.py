@@ -44,6 +44,7 @@ from moa.sampling import SamplingSettings
 from moa.target.generate import Continued
 from moa.target.loading import load_model, read_facts, read_partial_target
 from moa.target.torch_target import Committed
+from moa.text_stream import common_prefix
 from moa.training.data import Batch
 from moa.training.loop import fast_precision
 from moa.training.teacher import Teacher, TeacherOutput
@@ -229,7 +230,7 @@ class Drafts:
             request = DraftRequest(self._slot, ids[place], shape, SamplingSettings())
             (tree,) = self.drafting.draft([request])
             drafted = tree.tokens[1:]  # without the pending token
-            right = _right(drafted, ids[place + 1 :])
+            right = common_prefix(drafted, list(ids[place + 1 :]))
             if right < len(drafted):
                 break
         return right
@@ -238,16 +239,6 @@ class Drafts:
         """A server's drafter has the newest states."""
         self.drafting.close(self._slot)
         return {}
-
-
-def _right(drafted: Sequence[int], following: Sequence[int]) -> int:
-    """How many tokens of a chain are the text's own."""
-    count = 0
-    for mine, theirs in zip(drafted, following, strict=False):
-        if mine != theirs:
-            break
-        count += 1
-    return count
 
 
 def figures_of(guesser: Guesser, prompt: int, tokens: int) -> dict[str, Any]:

@@ -58,6 +58,8 @@ class Admission:
         self._auth = auth
         self._wrong = wrong
         self._unready = unready
+        self._sweeps_again = False
+        """Whether the next look ends sessions without a token once more."""
         # From 0 on: an alert on the increase does not see a count that begins with 1.
         for port, kind in itertools.product(("verifier", "openai"), WRONG_TOKENS):
             service.metrics.unauthorized.labels(port, kind)
@@ -108,9 +110,14 @@ class Admission:
 
     def end_revoked(self) -> None:
         """End the connections of tokens that were revoked, and all sessions of principals that have
-        no token any more; to be called about once a second."""
-        if self._auth.end_revoked():
+        no token any more; to be called about once a second.
+
+        An answer of the OpenAI port that this ends may still have its opening under way, and so
+        leave a session behind: sessions are looked through at the next call once more."""
+        has_revoked = self._auth.end_revoked()
+        if has_revoked or self._sweeps_again:
             self._service.end_sessions_but_of(self._auth.has_token)
+        self._sweeps_again = has_revoked
 
     def _metrics(self, principal: str) -> Reply:
         """Returns the page of metrics, or a refusal for a principal that may not read it."""

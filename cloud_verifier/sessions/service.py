@@ -442,8 +442,10 @@ class Service:
         self, error: Error, principal: str, peer: str = "", *, sits_out: bool = False
     ) -> None:
         """Count and log a refusal, without its message: that may quote the client's text or tokens.
-        One that concerns no session is of the connection of this `peer`. One for now that the other
-        end `sits_out` is none: nobody is turned away, and that an answer waits has its own gauge."""
+        If it concerns no session, it is of the connection of this `peer`.
+
+        Where the other end `sits_out` what is refused for now, nobody is turned away: the answer
+        waits, which has a gauge of its own, and nothing is counted here."""
         if sits_out and error.code in _SAT_OUT:
             return
         self.metrics.refusals.labels(error.code, error.limit).inc()

@@ -107,14 +107,12 @@ class SessionTable:
             dropped = self._drop_oldest("sessions", session.principal)
             if not dropped:
                 whose = "" if session.principal == ANONYMOUS else " of your key"
-                raise self._busy(
-                    session, f"{own} sessions{whose} are open", "max_sessions_per_principal"
-                )
+                raise self._busy(session, _open_words(own, whose), "max_sessions_per_principal")
         total = len(self._sessions)
         if total >= self._limits.max_sessions:
             dropped = self._drop_oldest("sessions")
             if not dropped:
-                raise self._busy(session, f"{total} sessions are open", "max_sessions")
+                raise self._busy(session, _open_words(total), "max_sessions")
         self.check_logs(session, session.log_bytes)
 
     def check_logs(self, session: ServerSession, growth: int) -> None:
@@ -320,3 +318,8 @@ class SessionTable:
         """The refusal of a session for now, with the time at which it may ask again."""
         retry = int(1000 * self._slots.appointment(session.principal, self._clock()))
         return Refusal(Code.BUSY, message, limit=limit, retry_after_ms=retry)
+
+
+def _open_words(count: int, whose: str = "") -> str:
+    """That so many sessions are open, in words."""
+    return f"1 session{whose} is open" if count == 1 else f"{count} sessions{whose} are open"

@@ -38,7 +38,7 @@ from edge_client.screen.words import (
     named,
     not_verified,
     tokens,
-    toy,
+    toy_of,
     whose_tokens,
 )
 from moa.errors import MoaError, UsageError
@@ -152,12 +152,7 @@ async def _welcome(client: EdgeClient, console: Console) -> str:
 
 def _tell_of_the_toy(client: EdgeClient, console: Console) -> None:
     """Print that the model is the embedded toy, if it is."""
-    shared = client.shared
-    remark = toy(
-        client.settings.bundle,
-        beside_an_engine=shared.has_engine_behind,
-        context=shared.max_context,
-    )
+    remark = toy_of(client)
     if remark:
         console.print(remark, style="yellow")
 

@@ -15,7 +15,7 @@ from types import ModuleType
 from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.link.websocket import VerifierLink
-from edge_client.screen.words import toy
+from edge_client.screen.words import toy_of
 from edge_client.serve.settings import ServeSettings
 from edge_client.settings import ClientSettings
 from moa.cli.command_line import add_flags, given_fields
@@ -109,15 +109,10 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: Modul
 async def _tell_of_the_toy(client: EdgeClient) -> None:
     """Print what the device's model is, if that is the embedded toy. What it is good for depends on
     what answers beside it, which is waited for a moment."""
-    shared = client.shared
-    if client.link is not None and not shared.has_engine_behind:
+    if client.link is not None and not client.shared.has_engine_behind:
         with contextlib.suppress(MoaError):
             await client.wait_online(_NAMED_SECONDS)
-    remark = toy(
-        client.settings.bundle,
-        beside_an_engine=shared.has_engine_behind,
-        context=shared.max_context,
-    )
+    remark = toy_of(client)
     if remark:
         _tell(remark)
 

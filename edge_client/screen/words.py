@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge_client.client import EdgeClient
 
 _MARKS = re.compile(r"^\s*(?:#{1,6}|[-*+>])\s+|\*\*|`+")
 """What marks headings, lists, quotes, bold words and code in Markdown."""
@@ -26,6 +30,15 @@ def toy(bundle: str, *, beside_an_engine: bool = False, context: int = 0) -> str
     if bundle:
         return ""
     return _TOY_BESIDE_AN_ENGINE.format(context) if beside_an_engine else _TOY
+
+
+def toy_of(client: EdgeClient) -> str:
+    """What `toy` says of this client, as far as it knows now what stands behind its verifier."""
+    return toy(
+        client.settings.bundle,
+        beside_an_engine=client.shared.has_engine_behind,
+        context=client.shared.max_context,
+    )
 
 
 def whose_tokens(reason: str, bundle: str, *, beside_an_engine: bool) -> str:

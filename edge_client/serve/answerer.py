@@ -29,7 +29,7 @@ from edge_client.events import (
     Token,
 )
 from edge_client.link.websocket import VerifierLink
-from edge_client.screen.words import named, toy, whose_tokens
+from edge_client.screen.words import named, toy_of, whose_tokens
 from edge_client.settings import TurnChanges
 from edge_client.text.codec import TextCodec
 from edge_client.turn.reachability import not_passed_on
@@ -351,11 +351,7 @@ class EdgeAnswerer:
         link = self._client.link
         welcome = self._client.shared.welcome
         settings = self._client.settings
-        remark = toy(
-            settings.bundle,
-            beside_an_engine=self._client.shared.has_engine_behind,
-            context=self.context,
-        )
+        remark = toy_of(self._client)
         about = {
             # The embedded models on both ends: the page says what they can do
             "demo": not settings.bundle and not settings.upstream,

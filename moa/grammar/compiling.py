@@ -10,7 +10,6 @@ output. Imports nothing of this project, so that it starts in a tenth of a secon
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -21,6 +20,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from moa.process.memory import give_back_free_memory
 
 try:
     import resource
@@ -193,8 +194,8 @@ def _judged(tokens: LLTokenizer, source: Source) -> dict[str, Any]:
     del matcher  # it was kept until here for its memory to be counted
     if memory > LARGEST_KEPT_BYTES and not reason:
         reason = f"{source.kind}: it needs too much memory: {memory >> 20} MB"
-    if memory > _TRIMMED_BYTES:
-        _give_back_free_memory()
+    if memory > _TRIMMED_BYTES:  # so that it does not count for the next grammar
+        give_back_free_memory()
     return {"refused": reason, "bytes": memory}
 
 
@@ -232,14 +233,6 @@ def _pages(column: int) -> int | None:
             return int(file.read().split()[column])
     except (OSError, ValueError):  # not Linux
         return None
-
-
-def _give_back_free_memory() -> None:
-    """Let the C library give free memory back, so that it does not count for the next grammar."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from moa.llama.target import LlamaTarget
 from moa.sampling import gumbel
 from moa.target.contract import LoadOptions
 from moa.target.torch_target import Committed
+from moa.text_stream import common_prefix
 from moa.tree import MASKED, DraftTree, TreeGrower
 
 _FEW = 16
@@ -117,7 +118,7 @@ class LlamaDrafting:
         nothing in the call that runs the next draft's first token."""
         text = self._texts[slot]
         text.ids += tokens
-        not_run = len(text.ids) - _common_length(text.held, text.ids)
+        not_run = len(text.ids) - common_prefix(text.held, text.ids)
         if len(text.ids) <= self._capacity and not_run > _FEW:
             self._run({slot: []})
 
@@ -186,7 +187,7 @@ class LlamaDrafting:
         where it holds all. What it holds behind the tokens that they have in common is forgotten."""
         text = self._texts[slot]
         wanted = [*text.ids, *draft]
-        keep = _common_length(text.held, wanted)
+        keep = common_prefix(text.held, wanted)
         if draft:
             keep = min(keep, len(wanted) - 1)  # its last token's logits are wanted
         self._runtime.cut(slot, keep)  # what fills a call up is behind the held tokens, too
@@ -216,13 +217,3 @@ class _Chain:
     def drafted(self) -> list[int]:
         """The tokens drafted so far, without the pending one; only while it grows."""
         return self.grower.path(self.grower.frontier[0])
-
-
-def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two texts begin with alike."""
-    length = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            break
-        length += 1
-    return length

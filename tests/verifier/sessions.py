@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cloud_verifier.engine.contract import ModelFacts
 from cloud_verifier.engine.job import Lease
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.sessions.budgets import Meter
 from cloud_verifier.sessions.outbox import Outbox
 from cloud_verifier.sessions.session import ServerSession
 from moa.wire import FEATURES, Limits
-from moa.wire.messages import Open, Stream
+from moa.wire.messages import Open, RecordContract, Stream
 
 LIMITS = Limits()
+FACTS = ModelFacts(
+    target="t",
+    tokenizer="k",
+    drafter="d",
+    vocab_size=128,
+    eos_ids=(2,),
+    slots=2,
+    capacity=100,
+    records=RecordContract(1, 4, ["int8"]),
+)
 
 
 def outbox() -> Outbox:

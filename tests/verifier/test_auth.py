@@ -10,9 +10,16 @@ from typing import Any
 
 import pytest
 
+from cloud_verifier.engine.loop import Workload
+from cloud_verifier.engine.schedule import Scheduler
+from cloud_verifier.serving.admission import Admission
 from cloud_verifier.serving.auth import WRONG_TOKENS, Authenticator, new_token, token_line
+from cloud_verifier.sessions.service import Service
 from moa.api.access import ANONYMOUS
 from moa.errors import ConfigError, UsageError
+from moa.wire import FEATURES
+from moa.wire.messages import Open
+from tests.verifier.sessions import FACTS, LIMITS
 
 ALICE = new_token()
 BOB = new_token()
@@ -243,3 +250,20 @@ def test_a_token_that_was_revoked_during_the_handshake_ends_too(file: Path) -> N
     with Authenticator().watching(caller, lambda: ended.append("nobody")):
         Authenticator().end_revoked()
     assert ended == ["alice"], "without a token file nothing can be revoked"
+
+
+def test_a_session_that_was_still_opening_when_its_token_was_revoked_is_ended_too(
+    file: Path,
+) -> None:
+    service = Service(FACTS, LIMITS, Workload(Scheduler(LIMITS)))
+    auth = Authenticator(file)
+    admission = Admission(service, auth, wrong=lambda: "")
+    with watched(auth, ALICE):
+        file.write_text(token_line("bob", BOB) + "\n")
+        admission.end_revoked()
+        admission.end_revoked()
+        opened_late = service.open(Open(bytes(16), [4, 5, 6]), "alice", FEATURES)
+        stays = service.open(Open(bytes(16), [4, 5, 6]), "bob", FEATURES)
+        admission.end_revoked()
+    assert opened_late not in list(service.table)
+    assert list(service.table) == [stays]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.engine.contract import ModelFacts
 from cloud_verifier.engine.job import Lease
 from cloud_verifier.engine.loop import Workload
 from cloud_verifier.engine.schedule import Scheduler
@@ -29,22 +28,10 @@ from moa.wire.messages import (
     ChatMessage,
     Hello,
     Open,
-    RecordContract,
     Sampling,
     Welcome,
 )
-from tests.verifier.sessions import LIMITS, outbox, session, works
-
-FACTS = ModelFacts(
-    target="t",
-    tokenizer="k",
-    drafter="d",
-    vocab_size=128,
-    eos_ids=(2,),
-    slots=2,
-    capacity=100,
-    records=RecordContract(1, 4, ["int8"]),
-)
+from tests.verifier.sessions import FACTS, LIMITS, outbox, session, works
 
 
 class World:
@@ -374,6 +361,7 @@ def test_a_refusal_speaks_of_a_key_only_to_who_has_one(principal: str, whose: st
     words.append(str(refused(lambda: service.open(opening, principal, FEATURES), limit)))
     words.append(str(refused(lambda: service.admit(principal, 8), "max_tokens_per_second")))
     assert ["your key" in said for said in words] == [bool(whose)] * 3, words
+    assert words[1].startswith(f"1 session{whose and ' of ' + whose} is open")
 
 
 async def test_a_grammar_without_a_process_is_refused_for_now(
