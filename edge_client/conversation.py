@@ -12,7 +12,7 @@ from typing import NamedTuple, Unpack
 from edge_client.events import Done, Event, Notice, Prompt
 from edge_client.link.mailbox import Mailbox
 from edge_client.link.record_flow import RecordFlow
-from edge_client.settings import ClientSettings, TurnChanges, changed
+from edge_client.settings import OF_THE_CLIENT, ClientSettings, TurnChanges, changed
 from edge_client.shared import Shared
 from edge_client.text.chat import ChatLog, Messages, empty_prompt, prompt_ids
 from edge_client.turn.deadlines import Deadlines
@@ -34,9 +34,6 @@ from moa.wire import ClientSession
 from moa.wire.finish import TurnRules
 from moa.wire.messages import ChatMessage
 from moa.wire_sampling import wire_sampling
-
-_OF_THE_CLIENT = ("verifier", "upstream", "bundle")
-"""Settings that no single answer has to itself."""
 
 
 class _Question(NamedTuple):
@@ -107,7 +104,7 @@ class Conversation:
         """
         settings = self._shared.settings
         if changes:
-            settings = changed(settings, changes, fixed=_OF_THE_CLIENT)
+            settings = changed(settings, changes, fixed=OF_THE_CLIENT)
         self._check_free()
         with _named("the tokenizer"):
             if ids is not None:

@@ -332,6 +332,8 @@ class SettingChanges(TurnChanges, total=False):
 
 
 _HINTS: dict[str, Any] = typing.get_type_hints(ClientSettings)
+OF_THE_CLIENT = frozenset(_HINTS) - frozenset(TurnChanges.__annotations__)
+"""Settings that no single answer has to itself."""
 _WORDS = {
     float: "a number",
     float | None: "a number",

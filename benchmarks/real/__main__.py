@@ -185,6 +185,7 @@ def parser() -> argparse.ArgumentParser:
     mixed.add_argument(
         "--chances", type=float, nargs="+", default=list(mixture.CHANCES), help="of right guesses"
     )
+    mixed.add_argument("--passes", type=int, default=1, help="through all ways, which take turns")
     mixed.add_argument("--threads", type=int, default=1)
 
     linked = _verb(verbs, "links", _links, "every way over links and times of a forward")
@@ -444,7 +445,14 @@ def _mixture(args: argparse.Namespace) -> None:
         begun = path.with_suffix(".begun")
         mixture.make(begun, layers=args.layers).rename(path)
     out = Lines(args.work / "mixture.jsonl")
-    mixture.measure(path, out, tokens=args.tokens, threads=args.threads, chances=args.chances)
+    mixture.measure(
+        path,
+        out,
+        tokens=args.tokens,
+        threads=args.threads,
+        chances=args.chances,
+        passes=args.passes,
+    )
 
 
 def _links(args: argparse.Namespace) -> None:

@@ -10,8 +10,11 @@ wire are the product's.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import random
+import resource
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -273,10 +276,17 @@ WAYS = (
 
 
 def measure(
-    path: Path, out: Lines, *, tokens: int, threads: int, chances: Sequence[float] = CHANCES
+    path: Path,
+    out: Lines,
+    *,
+    tokens: int,
+    threads: int,
+    chances: Sequence[float] = CHANCES,
+    passes: int = 1,
 ) -> None:
-    """Forwards by their tokens, and streams in every way, in turn, as far as `out` lacks them. A
-    folder's lines are of one file."""
+    """Forwards by their tokens, and streams in every way, as far as `out` lacks them. The ways take
+    turns, `passes` times: where memory does not hold the weights, each finds in memory what the one
+    before it has left there. A folder's lines are of one file."""
     size = path.stat().st_size
     if "forwards" in out and out.found["forwards"]["bytes"] != size:
         raise UsageError(
@@ -294,14 +304,16 @@ def measure(
         say(f"forwards: {by_tokens}")
     texts = [_said(target, _some(target, number, _PROMPT), tokens) for number in range(_TEXTS)]
     for chance in missing:
-        ways = {}
-        for way in WAYS:
+        runs: dict[str, list[dict[str, float]]] = {way.name: [] for way in WAYS}
+        for _, way in itertools.product(range(passes), WAYS):
             oracle = Oracle(texts, chance)
             served = _with_drafter(serve_model(target), oracle)
             with _planned(way.plan):
                 found = asyncio.run(_streams(served, texts, tokens))
-            ways[way.name] = found | {"guesses": oracle.levels}
+            runs[way.name].append(found | {"guesses": oracle.levels})
+            say(f"{chance}, {way.name}: {runs[way.name][-1]}")
             _release_all(target)
+        ways = {name: _together(several) for name, several in runs.items()}
         out.add(f"{chance}", chance=chance, ways=ways)
         say(f"{chance}: {ways}")
     target.close()
@@ -367,25 +379,49 @@ def _planned(plan: Callable[..., list[int]] | None) -> Iterator[None]:
 
 async def _streams(served: Served, texts: Sequence[Sequence[int]], tokens: int) -> dict[str, float]:
     """Tokens a second of one session after another, by processor time, which other programs change
-    little: client and verifier are this process. The reading of the prompt is not counted."""
+    little: client and verifier are this process. The reading of the prompt is not counted. Beside
+    it the same by the clock, and how often a page of the weights had to be read from the disk."""
     limits = Limits(max_context_tokens=512, max_prompt_tokens=256, max_tree_nodes=64)
     settings = Settings(slots=_SLOTS, port=0, limits=limits)
     seconds = []
+    clock = []
+    faults = []
     same = 0
     async with Verifier(served, settings).open() as running, client(running.transport.url) as edge:
         for text in texts:
             session = await edge.start(list(text[:_PROMPT]), max_new_tokens=tokens, ignore_eos=True)
-            began = time.process_time()
+            began = time.process_time(), time.perf_counter(), _page_faults()
             await edge.stream(session)
-            seconds.append(time.process_time() - began)
+            seconds.append(time.process_time() - began[0])
+            clock.append(time.perf_counter() - began[1])
+            faults.append(_page_faults() - began[2])
             same += list(session.log) == list(text)
-    timed = seconds[1:]
+    timed = tokens * len(seconds[1:])
     return {
-        "tokens_a_second": tokens * len(timed) / sum(timed),
+        "tokens_a_second": timed / sum(seconds[1:]),
+        "by_the_clock": timed / sum(clock[1:]),
+        "page_faults_a_token": sum(faults[1:]) / timed,
         "first": tokens / seconds[0],
         "same": same,
         "texts": len(texts),
     }
+
+
+def _page_faults() -> int:
+    """Pages that this process has waited for while they were read from a disk."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
+def _together(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One way's runs as one: means of rates, of speeds harmonic ones, and sums of counts."""
+    speeds = ("tokens_a_second", "by_the_clock", "first")
+    together: dict[str, float] = {
+        name: statistics.harmonic_mean([run[name] for run in runs]) for name in speeds
+    }
+    together["page_faults_a_token"] = statistics.fmean(run["page_faults_a_token"] for run in runs)
+    for name in ("same", "texts", "guesses"):
+        together[name] = sum(run[name] for run in runs)
+    return together
 
 
 # ---- tables
@@ -417,14 +453,17 @@ def tables(result: dict[str, Any]) -> str:
     lines = []
     for run in result["runs"]:
         speeds = {name: way["tokens_a_second"] for name, way in run["ways"].items()}
-        better = max(speed for name, speed in speeds.items() if name != "auto")
+        clock = {name: way["by_the_clock"] for name, way in run["ways"].items()}
+        faults = [way["page_faults_a_token"] for way in run["ways"].values()]
         guesses = run["ways"]["auto"]["guesses"]
         lines.append(
             {
                 "chance": run["chance"],
                 "guesses": guesses,
                 "first": run["ways"]["auto"]["first"],
-                "beside": speeds["auto"] / better,
+                "beside": _beside_the_better(speeds),
+                "beside_by_the_clock": _beside_the_better(clock),
+                "faults": ", ".join(f"{count:.0f}" for count in faults),
                 "known": ", ".join(f"{way['same']}" for way in run["ways"].values()),
                 "texts": run["ways"]["auto"]["texts"],
                 **speeds,
@@ -439,6 +478,13 @@ def tables(result: dict[str, Any]) -> str:
         shown["auto in its first text"] = "{first:.1f}"
         shown["guesses that auto asked for"] = "{guesses}"
         shown["auto, times the better of the others"] = "{beside:.2f}"
+        shown["the same by the clock"] = "{beside_by_the_clock:.2f}"
+        shown["waits for the disk a token, in each way"] = "{faults}"
         shown["texts that were guessed to their ends, in each way"] = "{known} of {texts}"
         parts.append(("Streams", listing(lines, shown)))
     return titled(*parts)
+
+
+def _beside_the_better(speeds: Mapping[str, float]) -> float:
+    """The speed of `auto`, in multiples of that of the better way beside it."""
+    return speeds["auto"] / max(speed for name, speed in speeds.items() if name != "auto")

@@ -93,6 +93,10 @@ _TROUBLE = {
 """What a state of the link means for an answer, where no more is said of it, by who verifies."""
 _STOPPED = "this device stopped: its text repeats itself, or more of it would be unreliable"
 """Why an answer ends that the guard of offline text has ended."""
+_STOPPED_BY_LIMIT = (
+    "this device stopped: it writes {} unverified tokens at most (max_offline_tokens)"
+)
+"""The same where the user has set the limit."""
 log = logging.getLogger("moa.edge")
 _LEAST_COMMON = 16
 """Tokens at the beginning of a prompt that a conversation must have to be gone on with."""
@@ -201,7 +205,12 @@ class EdgeAnswerer:
         codec = self._client.device.codec
         changes = changes_of(ask, self._longest(ask))
         # It converts token positions to characters.
-        marks = Marks(codec, codec.eos_ids, who_verifies=self._verifier)
+        marks = Marks(
+            codec,
+            codec.eos_ids,
+            who_verifies=self._verifier,
+            max_offline_tokens=self._client.settings.max_offline_tokens,
+        )
         clock = asyncio.get_running_loop().time
         patience = self._patience(ask, len(encoded.ids), clock())
         async with self._conversation(ask.principal, encoded.ids) as conversation:
@@ -430,10 +439,20 @@ class Marks:
     there."""
 
     def __init__(
-        self, codec: Decoder, eos_ids: Collection[int], *, who_verifies: str = "the verifier"
+        self,
+        codec: Decoder,
+        eos_ids: Collection[int],
+        *,
+        who_verifies: str = "the verifier",
+        max_offline_tokens: int = -1,
     ) -> None:
+        """`max_offline_tokens` is the user's limit of unverified tokens; -1: the device has its
+        own."""
         self._codec = codec
         self._who_verifies = who_verifies
+        self._stopped = _STOPPED
+        if max_offline_tokens >= 0:
+            self._stopped = _STOPPED_BY_LIMIT.format(max_offline_tokens)
         self._trouble = ""
         """Why text was not verified, as the link's latest trouble has it."""
         self._eos_ids = eos_ids
@@ -524,4 +543,4 @@ class Marks:
 
     def _why(self, reason: Reason) -> str:
         """Why an answer is not verified, and that this device has cut it if it has."""
-        return "; ".join(filter(None, (self._trouble, _STOPPED if reason == "guard" else "")))
+        return "; ".join(filter(None, (self._trouble, self._stopped if reason == "guard" else "")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import typing
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, cast, get_type_hints
 import pytest
 
 from edge_client import EdgeClient, ask
-from edge_client.settings import ClientSettings, SettingChanges
+from edge_client.settings import ClientSettings, SettingChanges, TurnChanges
 from edge_client.turn.budget import Spending
 from edge_client.turn.guard import OfflineGuard, OfflineLimits
 from moa.errors import ConfigError, UsageError
@@ -259,9 +260,15 @@ def test_a_setting_that_there_is_not_is_refused_by_name() -> None:
         ask("hi", **wrong)
 
 
-async def test_an_answer_has_no_verifier_to_itself() -> None:
-    """It was ignored without a word."""
-    wrong: dict[str, Any] = {"verifier": "ws://gpu:8765"}
-    async with EdgeClient(offline=True) as client:
-        with pytest.raises(ConfigError, match="a setting of the whole client"):
-            await anext(client.generate("hi", **wrong))
+async def test_an_answer_has_no_setting_of_the_client_to_itself() -> None:
+    """Those were ignored without a word, like a token, or a model's name."""
+    mine = ClientSettings(offline=True)
+    wrong = {field.name: getattr(mine, field.name) for field in dataclasses.fields(mine)}
+    for name in TurnChanges.__annotations__:
+        del wrong[name]
+    assert {"verifier", "upstream_model", "token", "tls_ca", "threads"} <= set(wrong)
+    async with EdgeClient(mine) as client:
+        for name, value in wrong.items():
+            one: dict[str, Any] = {name: value}
+            with pytest.raises(ConfigError, match=f"{name} is a setting of the whole client"):
+                await anext(client.generate("hi", **one))

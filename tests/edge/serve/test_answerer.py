@@ -65,6 +65,15 @@ def test_an_answer_that_the_device_has_cut_says_so_beside_why_it_was_alone() -> 
     assert ended.why == "gone"
 
 
+def test_an_answer_that_the_users_own_limit_has_cut_names_that_limit() -> None:
+    marks = Marks(Letters(), eos_ids={9}, max_offline_tokens=40)
+    marks.take(Link(state="offline", detail="gone"))
+    ended = marks.take(Done(reason="guard", verified=False, text="ab", stats=STATS))
+    assert isinstance(ended, Ended)
+    limit = "it writes 40 unverified tokens at most (max_offline_tokens)"
+    assert ended.why == f"gone; this device stopped: {limit}"
+
+
 def test_positions_in_tokens_become_positions_in_the_text() -> None:
     marks = Marks(Letters(), eos_ids={9})
     told = [
