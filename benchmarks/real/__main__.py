@@ -176,6 +176,13 @@ def parser() -> argparse.ArgumentParser:
     daily.add_argument("--bundle", type=Path, required=True, help="of a sibling")
     daily.add_argument("--prompt", type=int, default=6000, help="tokens of the long prompt")
     daily.add_argument(
+        "--scenes",
+        nargs="+",
+        choices=everyday.SCENES,
+        default=list(everyday.SCENES),
+        metavar="NAME",
+    )
+    daily.add_argument(
         "--threads", type=int, default=1, help="of each end; 0: as many as each chooses"
     )
 
@@ -347,6 +354,7 @@ def _everyday(args: argparse.Namespace) -> None:
         Lines(args.work / "everyday.jsonl"),
         prompt_tokens=args.prompt,
         threads=args.threads,
+        scenes=args.scenes,
     )
     asyncio.run(measuring)
 

@@ -13,7 +13,7 @@ import contextlib
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -253,8 +253,9 @@ async def measure(
     *,
     prompt_tokens: int,
     threads: int,
+    scenes: Collection[str] = tuple(SCENES),
 ) -> None:
-    """Every scene in every way that is not in `out` yet."""
+    """Each of these scenes in every way that is not in `out` yet."""
     device = Device.load(bundle, threads=threads)
     codec = TextCodec.of(device.bundle)
     context = prompt_tokens + _MARGIN
@@ -263,7 +264,7 @@ async def measure(
         flags.append(f"--threads={threads}")
     flags += [f"--max-context-tokens={context}", f"--max-prompt-tokens={context}"]
     server = Restarted(flags)
-    missing = [(name, way) for name in SCENES for way in WAYS if f"{name}/{way}" not in out]
+    missing = [(name, way) for name in scenes for way in WAYS if f"{name}/{way}" not in out]
     with server.running():
         for name, way in missing:
             async with _asking(way, device, codec, server) as asker:
