@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -27,7 +28,7 @@ from edge_client.text.chat import Messages, prompt_ids
 from edge_client.turn.controller import Controller
 from edge_client.turn.worker import time_steps
 from moa import __version__
-from moa.errors import UsageError
+from moa.errors import LinkError, UsageError
 from moa.grammar.spec import Grammar
 from moa.manifest import Manifest
 from moa.wire import FEATURES, PROTOCOL_VERSIONS
@@ -134,11 +135,16 @@ class EdgeClient:
         return self.shared.link
 
     async def wait_online(self, seconds: float | None = None) -> None:
-        """Wait for the verifier's welcome, `connect_seconds` by default; raises the reason if there
-        is none."""
-        if self.link is None:
+        """Wait for the verifier's welcome, and, where an engine stands behind it, for a word of that;
+        `connect_seconds` by default. Raises the reason if there is none."""
+        link = self.link
+        if link is None:
             raise UsageError("no verifier was given", hint="pass --verifier")
-        await self.link.wait_up(self.settings.connect_seconds if seconds is None else seconds)
+        deadline = perf_counter() + (self.settings.connect_seconds if seconds is None else seconds)
+        await link.wait_up(deadline - perf_counter())
+        await link.wait_answered(deadline - perf_counter())
+        if link.away:
+            raise LinkError(link.away)
 
     # ---- use
 

@@ -73,6 +73,8 @@ scores any more. One may be a login page of the network."""
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
 """Seconds before an upstream that failed is asked again: doubled each time."""
+_LOOK_PAUSE = 1.0
+"""Seconds between two looks at upstreams that have failed, while somebody asks for an answer."""
 _LONGEST_ASKED_PAUSE = 300.0
 """Seconds of a `retry-after` that are believed."""
 _DOUBTED_SECONDS = 10.0
@@ -200,6 +202,8 @@ class Upstreams:
         """Called when one of them begins or ceases to answer."""
         if interface != "auto":
             dialect(interface)  # a wrong name is said now
+        self._next_look = float("-inf")
+        """When somebody who asks may have failed upstreams looked at again."""
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(_READING_SECONDS, connect=_CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
@@ -280,6 +284,16 @@ class Upstreams:
         """Ask every upstream for its list of models, to know whether it answers."""
         await asyncio.gather(*map(self._look_at, self._all))
 
+    async def _look_in_vain(self) -> None:
+        """Look whether one of the upstreams, all of which have failed lately, is back before its
+        pause is over: somebody asks. Once a second at most, however many ask."""
+        now = self._clock()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_PAUSE
+            await asyncio.gather(
+                *(self._look_at(one) for one in self._all if now >= one.doubted_until)
+            )
+
     async def _look_at(self, upstream: Upstream) -> bool:
         """Ask one upstream for its list of models, and note whether it answers. Returns whether it
         lives: it has told its models, or answered a request meanwhile."""
@@ -323,7 +337,9 @@ class Upstreams:
         """Yield the pieces of the text or tokens that follow the prompt, and signs of work before
         them. If an upstream fails before its first text, the next one is asked. After it the error
         is raised, for another upstream would write another text."""
-        last_error = UpstreamError("no upstream may be asked yet", retry_after=self._wait())
+        if self._wait():
+            await self._look_in_vain()
+        last_error = UpstreamError(self.away)
         passed_over: list[Upstream] = []
         for upstream in self._all:
             if upstream.not_before > self._clock():
@@ -856,7 +872,10 @@ def _check(
             hint="HTTP 403: what this key may use is its to say, or it does not want this text",
         )
     if status in (408, 425, 429) or status >= 500 or status < 400:
-        raise UpstreamError(f"the upstream cannot answer now: {said}", retry_after=_pause(response))
+        words = said if said.startswith("HTTP ") else f"{said} (HTTP {status})"
+        raise UpstreamError(
+            f"the upstream cannot answer now: {words}", retry_after=_pause(response)
+        )
     if status in (400, 413, 422) and _is_about_length(said):
         raise TooLongError(f"too long for the upstream: {said}")
     if status in (400, 422):

@@ -133,10 +133,9 @@ async def _welcome(client: EdgeClient, console: Console) -> str:
     # The bundle does not know whose model answers behind an upstream's address.
     model = "" if endpoint.upstream else f"{named(manifest.target.source)} at "
     console.print(safe_text(f"{model}{endpoint.name}, with {drafter} on this device"), style="dim")
+    trouble = ""
     try:
         await client.wait_online(_LOOK_SECONDS)
-        await client.link.wait_answered(_LOOK_SECONDS)
-        trouble = client.link.away
     except MoaError as error:
         trouble = error.line()
     _tell_of_the_toy(client, console)  # what it is good for depends on what answers beside it

@@ -248,8 +248,8 @@ async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[C
     async with contextlib.AsyncExitStack() as stack:
         try:
             client = await stack.enter_async_context(EdgeClient(settings, device=device))
-            await client.wait_online()
             assert client.link is not None
+            await client.link.wait_up(settings.connect_seconds)
             await client.link.wait_answered(_UPSTREAM_SECONDS)
         except MoaError as error:
             # An unusable --tls-ca, a local verifier that did not start, or no answer.
@@ -263,7 +263,9 @@ async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[C
 def _answers(link: VerifierLink, welcome: Welcome, device: Device) -> Iterator[Check]:
     """Yield the findings about a verifier, or an upstream in its place, that has answered."""
     if reason := _why_away(link, welcome):
-        yield Check("upstream", "failed", reason, "check its address, model and key")
+        yield Check(
+            "upstream", "failed", reason, "if that stays so: check its address, model and key"
+        )
         return
     if link.unanswered:
         advice = "it may be busy: ask again later, or check its address"
@@ -271,7 +273,9 @@ def _answers(link: VerifierLink, welcome: Welcome, device: Device) -> Iterator[C
         return
     if link.endpoint.upstream:
         # What answered is a part of this program: its round trip and tokenizer say nothing.
-        yield Check("upstream", "ok", f"{link.endpoint.name} answers")
+        yield Check(
+            "upstream", "ok", f"{link.endpoint.name} tells its models (it was asked nothing else)"
+        )
         return
     away = f"{welcome.server}, {1000 * link.rtt.smoothed:.1f} ms away, offers {', '.join(welcome.features)}"
     yield Check("verifier", "ok", away)

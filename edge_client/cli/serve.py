@@ -90,8 +90,6 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: Modul
                 # Its model is told with the first welcome; that it is away is told further below.
                 with contextlib.suppress(MoaError):
                     await client.wait_online(_NAMED_SECONDS)
-                    assert client.link is not None
-                    await client.link.wait_answered(_NAMED_SECONDS)
             async with endpoint.endpoint(client, serve, serve.model_name, port) as address:
                 model = endpoint.EdgeAnswerer(client, serve.model_name).model
                 leave_out_what_is_loaded()  # the garbage collector need not look at it again

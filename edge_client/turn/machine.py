@@ -193,6 +193,8 @@ class TurnMachine:
         when that is known. `unheard`: it has never brought a token. `unanswered` says that nothing
         at all is known of it yet."""
         answers_now = self.reach.unanswered and not unanswered and not why
+        if self.reach.away and not why:  # no pause outlives the proof that it is back
+            self.session_state.repeat_now()
         self.reach.unanswered = safe_line(unanswered)
         if answers_now and self._state is None and self.session.busy:
             self._say("online")

@@ -56,6 +56,11 @@ class SessionState:
         self.established = True
         self.again_at = at
 
+    def repeat_now(self) -> None:
+        """Send a refused request again at once, if one waits for that."""
+        if self.again_at is not None:
+            self.again_at = float("-inf")
+
     def due(self, moment: Moment) -> Sequence[ClientMessage]:
         """The requests to send again now; none before their time."""
         if self.again_at is None or not moment.reached(self.again_at):

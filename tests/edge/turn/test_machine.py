@@ -199,6 +199,18 @@ def test_a_verifier_whose_engine_away_is_not_called_online() -> None:
     assert world.reader.states[-1] == "online", "tokens of the engine's own have come"
 
 
+def test_a_request_that_was_refused_is_repeated_when_the_engine_is_back() -> None:
+    """The refusal had asked for a pause of ten seconds, and the text of that time was the
+    device's."""
+    world = World(count=20, up_after=0.0, patience=Patience(settle=60.0))
+    world.machine.engine_away("the upstream is not reached")
+    world.verifier.retry_after_ms = 10_000
+    world.trouble("busy", stop=2.0)
+    world.at(3.0, lambda: world.machine.engine_away(""))
+    ends_exact(world)
+    assert 3.0 < world.now < 5.0
+
+
 def test_a_verifier_whose_engine_has_answered_nothing_yet_is_not_called_online() -> None:
     world = World()
     world.machine.engine_away("", unanswered="it has not answered yet")

@@ -221,3 +221,9 @@ async def _read(reader: asyncio.StreamReader) -> Request:
     }
     body = await reader.readexactly(int(headers.get("content-length", "0")))
     return Request(first.split(" ")[1], headers, json.loads(body) if body else {})
+
+
+async def up(device: EdgeClient) -> None:
+    """Wait for the verifier, whatever the engine behind it does."""
+    assert device.link is not None
+    await device.link.wait_up(60)

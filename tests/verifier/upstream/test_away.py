@@ -23,6 +23,7 @@ from edge_client.cli.dialogue import Dialogue
 from edge_client.client import EdgeClient
 from edge_client.settings import ClientSettings
 from edge_client.turn.deadlines import Patience
+from moa.errors import LinkError
 from moa.sampling import SamplingSettings
 from tests.edge.test_offline_check import Waits, sees
 from tests.verifier.upstream.scripted import (
@@ -33,6 +34,7 @@ from tests.verifier.upstream.scripted import (
     engine_and_turn,
     running,
     stream,
+    up,
     whole,
 )
 
@@ -171,6 +173,16 @@ async def test_all_answers_of_an_outage_wait_for_the_upstream() -> None:
         assert answer["content"].strip() == SAID.strip()
 
 
+async def test_a_program_that_waits_for_the_verifier_hears_that_the_upstream_is_away() -> None:
+    """It went on at once: what verifies was a part of its own program."""
+    with socket.socket() as taken:  # bound, and nothing listens
+        taken.bind(("127.0.0.1", 0))
+        nowhere = Upstream(whole(""), url=f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
+        async with behind(nowhere) as settings, EdgeClient(settings) as device:
+            with pytest.raises(LinkError, match="nothing listens there"):
+                await device.wait_online(60)
+
+
 async def test_a_device_knows_that_nothing_listens_where_its_upstream_should_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -181,7 +193,7 @@ async def test_a_device_knows_that_nothing_listens_where_its_upstream_should_be(
         taken.bind(("127.0.0.1", 0))
         nowhere = Upstream(whole(""), url=f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
         async with behind(nowhere) as settings, EdgeClient(settings) as device:
-            await device.wait_online(60)
+            await up(device)
             async with asyncio.timeout(60):
                 events = [event async for event in device.generate(QUESTION)]
     assert device.link is not None

@@ -16,7 +16,7 @@ from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from cloud_verifier.upstream.client import Upstreams
 from edge_client import Done, EdgeClient, Retract, Token
 from moa.errors import MoaError
-from tests.verifier.upstream.scripted import Answer, chunk, reset, running, stream, whole
+from tests.verifier.upstream.scripted import Answer, chunk, reset, running, stream, up, whole
 
 SAID = " The upstream says this."
 GOOD = stream(chunk(SAID), chunk("", "stop"), "data: [DONE]\n\n")
@@ -93,7 +93,7 @@ async def answer(address: str, **settings: Any) -> tuple[str, str, Done]:
         max_offline_tokens=MOST,
         **settings,
     ) as client:
-        await client.wait_online(60)
+        await up(client)
         async for event in client.generate("What is 17 plus 25?"):
             match event:
                 case Token(text=text, status=status):
@@ -173,7 +173,7 @@ async def test_a_device_is_told_why_the_upstream_did_not_answer_at_the_start(
             assert verifier._probing is not None
             await verifier._probing
             async with EdgeClient(verifier=front.transport.url) as device:
-                await device.wait_online(60)
+                await up(device)
                 welcome = device.shared.welcome
                 assert welcome is not None
                 assert said in " ".join(welcome.notices)

@@ -18,7 +18,7 @@ from edge_client.serve.answerer import EdgeAnswerer
 from edge_client.settings import ClientSettings
 from moa.sampling import SamplingSettings
 from moa.wire.messages import ChatMessage
-from tests.verifier.upstream.scripted import Request, chunk, running, stream, whole
+from tests.verifier.upstream.scripted import Request, chunk, running, stream, up, whole
 from tests.verifier.upstream.test_telling import QUESTION, served
 
 TEXT = " The upstream says this."
@@ -106,7 +106,7 @@ async def test_where_nothing_works_the_status_the_health_and_doctor_say_so(
             EdgeClient(upstream=upstream.url, upstream_api=interface) as device,
             served(device) as http,
         ):
-            await device.wait_online(60)
+            await up(device)
             telling = asyncio.create_task(tell_of_the_verifier(device, 0.01))
             text = ""
             async with asyncio.timeout(60):

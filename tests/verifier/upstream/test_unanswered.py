@@ -30,6 +30,7 @@ from tests.verifier.upstream.scripted import (
     closed,
     running,
     stream,
+    up,
     whole,
 )
 
@@ -66,7 +67,7 @@ async def test_an_endpoint_calls_itself_online_only_once_its_upstream_has_answer
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with unanswered(monkeypatch) as (url, speaks), EdgeClient(verifier=url) as device:
-        await device.wait_online(60)
+        await up(device)
         answerer = EdgeAnswerer(device)
         assert answerer.status()["link"] == "late"
         assert answerer.unverified() == UNANSWERED
@@ -89,7 +90,7 @@ async def test_a_chat_says_that_its_upstream_has_not_answered_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with unanswered(monkeypatch) as (url, speaks), EdgeClient(verifier=url) as device:
-        await device.wait_online(60)
+        await up(device)
         for has_answered in (False, True):
             if has_answered:
                 speaks.set()
@@ -122,7 +123,7 @@ async def test_an_answer_calls_the_link_online_only_once_its_upstream_has_answer
         unanswered(monkeypatch) as (url, speaks),
         EdgeClient(verifier=url, offline_after=0.05) as device,
     ):
-        await device.wait_online(60)
+        await up(device)
         async for event in device.generate("What is 17 plus 25?"):
             if isinstance(event, Link):
                 links.append(event)
