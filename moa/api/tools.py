@@ -13,12 +13,10 @@ import msgspec
 from msgspec import Meta
 
 from moa.api.errors import bad
-from moa.grammar.spec import JSON_STYLE, Grammar
+from moa.grammar.spec import JSON_STYLE, Grammar, closed
 
 _ANYTHING = "(?s:.*)"
 """A regular expression for any text, line breaks included."""
-_TOGETHER = ("allOf", "anyOf", "oneOf", "if", "$ref", "unevaluatedProperties")
-"""Beside these in a schema, `properties` need not be all properties of the object."""
 
 
 class Function(msgspec.Struct):
@@ -150,7 +148,7 @@ class ToolFormat(NamedTuple):
             pieces = ("{", '"name"', ": ", json.dumps(function.name), ", ", f'"{self.key}"', ": ")
             head = " ".join(json.dumps(piece) for piece in pieces)
             rules.append(f'call{number}: {head} arguments{number} "}}"')
-            parameters = _closed(function.parameters) if function.parameters else None
+            parameters = closed(function.parameters) if function.parameters else None
             rules.append(f"arguments{number}: {_json(parameters, lenient=not function.strict)}")
         return rules
 
@@ -365,29 +363,6 @@ def _object(arguments: str) -> Any:
         return json.loads(arguments or "{}")
     except (ValueError, RecursionError):
         return arguments
-
-
-def _closed(schema: Any) -> Any:
-    """Return a JSON schema in which every object that lists its properties has no others. By JSON
-    Schema's own default it may have more; but whoever calls `f(**arguments)` cannot use what the
-    model made up. Where parts of a schema hold together (`allOf`), they stay as they are."""
-    if isinstance(schema, list):
-        return [_closed(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed: dict[str, Any] = {}
-    for name, value in schema.items():
-        if name in ("properties", "$defs", "definitions") and isinstance(value, dict):
-            closed[name] = {key: _closed(part) for key, part in value.items()}
-        elif name in ("items", "prefixItems", "anyOf", "oneOf"):
-            closed[name] = _closed(value)
-        else:
-            closed[name] = value
-    lists_properties = isinstance(schema.get("properties"), dict)
-    says_more = schema.keys() & {"additionalProperties", "patternProperties", *_TOGETHER}
-    if lists_properties and not says_more:
-        closed["additionalProperties"] = False
-    return closed
 
 
 def _lark(*rules: str) -> Grammar:

@@ -30,6 +30,10 @@ JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 leaves less that is known in advance."""
 
 
+_TOGETHER = ("allOf", "anyOf", "oneOf", "if", "$ref", "unevaluatedProperties")
+"""Beside these in a schema, `properties` need not be all properties of the object."""
+
+
 class GrammarError(UsageError):
     """A grammar cannot be compiled, is too large, or needs too much work for a token."""
 
@@ -42,8 +46,12 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of_schema(cls, schema: dict[str, Any] | bool) -> Grammar:
-        """The JSON texts that a schema allows."""
-        return cls("json_schema", json.dumps(schema, ensure_ascii=False))
+        """The JSON texts that a schema allows, where an object that lists its properties has no
+        others unless `additionalProperties` says so."""
+        try:
+            return cls("json_schema", json.dumps(closed(schema), ensure_ascii=False))
+        except RecursionError:
+            raise GrammarError(f"a schema nests too deep: at most {MAX_DEPTH} brackets") from None
 
     def check(self) -> None:
         """Raise a `GrammarError` for a grammar that is too large, nests too deep, or is known to
@@ -57,6 +65,30 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
                 f"a grammar with {deepest} brackets in one another, at most {MAX_DEPTH}"
             )
         _check_intersections(self)
+
+
+def closed(schema: Any) -> Any:
+    """Return a JSON schema in which every object that lists its properties has no others. By JSON
+    Schema's own default it may have more; but no program can use what the model made up, and a weak
+    one makes up properties until a limit cuts it. Where parts of a schema hold together (`allOf`),
+    they stay as they are."""
+    if isinstance(schema, list):
+        return [closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in ("properties", "$defs", "definitions") and isinstance(value, dict):
+            found[name] = {key: closed(part) for key, part in value.items()}
+        elif name in ("items", "prefixItems", "anyOf", "oneOf"):
+            found[name] = closed(value)
+        else:
+            found[name] = value
+    lists_properties = isinstance(schema.get("properties"), dict)
+    says_more = schema.keys() & {"additionalProperties", "patternProperties", *_TOGETHER}
+    if lists_properties and not says_more:
+        found["additionalProperties"] = False
+    return found
 
 
 _JSON_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)

@@ -11,6 +11,7 @@ import string
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -257,3 +258,22 @@ def test_a_search_for_costly_grammars_finds_none() -> None:
     assert found["counts"]["compiled"] > 10
     assert found["most"]["own_seconds"] < 1.0
     assert found["most"]["megabytes"] < 60
+
+
+def test_an_object_that_lists_its_properties_has_no_others_unless_the_schema_says_so() -> None:
+    """A target wrote one property after another until a limit cut it."""
+    person = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    people = {"type": "array", "items": person}
+    asked = json.loads(Grammar.of_schema(people).text)
+    assert asked["items"] == {**person, "additionalProperties": False}
+    for said in ({"additionalProperties": True}, {"patternProperties": {}}):
+        assert json.loads(Grammar.of_schema({**person, **said}).text) == {**person, **said}
+    assert json.loads(Grammar.of_schema({"type": "object"}).text) == {"type": "object"}
+
+
+def test_a_schema_that_nests_too_deep_is_refused_before_it_is_looked_through() -> None:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(3000):
+        schema = {"type": "object", "properties": {"a": schema}}
+    with pytest.raises(GrammarError, match="nests too deep"):
+        Grammar.of_schema(schema)
