@@ -505,7 +505,8 @@ class _Exchange:
                     self._count_loss(message)
                     self._ask_again()
                 elif isinstance(event, Refused):
-                    waits.enter_context(self._waiting.labels(event.error.limit).track_inprogress())
+                    for_what = event.error.limit or event.error.code
+                    waits.enter_context(self._waiting.labels(for_what).track_inprogress())
                     await self._sit_out(event)
                     self._ask_again()
                 # Anything else is a repetition, or an event of another kind.

@@ -293,7 +293,7 @@ class Api:
         lost its connection can read on."""
         headers = {"X-Request-Id": shape.id, "X-Moa-Link": self._link}
         if not call.resumable:
-            return EventStream(events, headers, first=first)
+            return EventStream(events, headers, first=first, left=self.metrics.hang_ups.inc)
         recording = self._kept.open(shape.id, call.asks[0].principal)
         # Only a client that can take text back may be told later that a part of it was wrong.
         if len(call.asks) == 1 and call.asks[0].mode == "provisional":

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -168,12 +168,14 @@ class EventStream(Response):
         *,
         first: Any = None,
         numbered: bool = False,
+        left: Callable[[], object] = lambda: None,
     ) -> None:
         """Send `events`, each of which is what `event_frame` takes; `first` is one that was taken
         from them already. With `numbered` they are frames that have numbers, from which a client
         can resume. After some seconds of silence a comment is sent, so that the connection is not
-        taken for dead."""
+        taken for dead. `left` is called if the client disconnects before the end, or does not read."""
         self._events = events
+        self._left = left
         self._first = first
         self._numbered = numbered
         super().__init__(
@@ -183,8 +185,10 @@ class EventStream(Response):
         self.headers["content-type"] = "text/event-stream"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(ClientDisconnect, TimeoutError, OSError):
+        try:
             await while_connected(receive, self._send(send))
+        except (ClientDisconnect, TimeoutError, OSError):
+            self._left()
 
     async def _send(self, send: Send) -> None:
         """Send the frames as they come, and a comment as a sign of life after each while without

@@ -37,15 +37,19 @@ class RunningAnswer:
     def __init__(
         self,
         events: AsyncGenerator[AnswerEvent, None],
-        left_out: int,
+        encoded: Encoded,
         metrics: ApiMetrics,
         totals: Counter[str],
     ) -> None:
-        """Count the events of one answer. `left_out` is how many messages had no room in its
-        prompt, which its client is told; `totals` are the sums over all answers of its principal,
+        """Count the events of one answer to this question. If messages of it had no room in the
+        prompt, its client is told; `totals` are the sums over all answers of its principal,
         the owner of the key."""
         self.events = events
-        self._left_out = left_out
+        self._left_out = encoded.left_out
+        self._prompt_tokens = len(encoded.ids)
+        self._tokens = 0
+        """Tokens that have come, those that were withdrawn among them."""
+        self._has_ended = False
         self._metrics = metrics
         self._totals = totals
         self._started = time.monotonic()
@@ -62,6 +66,7 @@ class RunningAnswer:
             case Piece():
                 self._length += len(event.text)
                 self._totals["tokens"] += 1
+                self._tokens += 1
                 if event.text and not self._has_text:
                     self._has_text = True
                     self._metrics.first_text.observe(time.monotonic() - self._started)
@@ -69,8 +74,8 @@ class RunningAnswer:
                 self._metrics.withdrawn.inc(max(0, self._length - event.characters))
                 self._length = event.characters
             case Ended(counts=counts):
-                self._metrics.tokens.labels("prompt").inc(counts.prompt_tokens)
-                self._metrics.tokens.labels("answer").inc(counts.tokens)
+                self._has_ended = True
+                self._count_tokens(counts.prompt_tokens, counts.tokens)
                 self._totals.update(
                     drafted=counts.drafted,
                     accepted=counts.accepted,
@@ -82,6 +87,16 @@ class RunningAnswer:
                     more = {**counts.more, "left_out_messages": self._left_out}
                     return (replace(event, counts=replace(counts, more=more)),)
         return (event,)
+
+    def stopped(self) -> None:
+        """Count what an answer has cost that was broken off before its end, because its client has
+        left, or by an error."""
+        if not self._has_ended:
+            self._count_tokens(self._prompt_tokens, self._tokens)
+
+    def _count_tokens(self, prompt: int, answer: int) -> None:
+        self._metrics.tokens.labels("prompt").inc(prompt)
+        self._metrics.tokens.labels("answer").inc(answer)
 
 
 class Counted:
@@ -173,7 +188,11 @@ class Counted:
         totals = self._totals[ask.principal]
         with one_more(self._running, ask.principal):
             async with contextlib.aclosing(self._inner.answer(ask, encoded)) as events:
-                yield RunningAnswer(events, encoded.left_out, self._metrics, totals)
+                running = RunningAnswer(events, encoded, self._metrics, totals)
+                try:
+                    yield running
+                finally:
+                    running.stopped()
 
     def _check_encoding(self, principal: str) -> None:
         """Refuse a question if too many of its principal's wait."""

@@ -37,7 +37,9 @@ class ApiMetrics:
             buckets=_SECONDS,
         )
         self.tokens = self._counter("tokens", "Tokens of prompts and answers", "kind")
-        self.hang_ups = self._counter("hang_ups", "Clients that left before their answer was there")
+        self.hang_ups = self._counter(
+            "hang_ups", "Clients that left before their answer was complete"
+        )
         self.failed_connections = self._counter(
             "failed_connections", "Connections that brought no request, by kind", "kind"
         )

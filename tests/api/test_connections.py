@@ -106,6 +106,25 @@ async def test_a_client_that_leaves_within_its_body_is_no_defect_of_ours(
     assert not caplog.records
 
 
+async def test_a_client_that_leaves_in_mid_stream_is_counted_and_so_is_what_it_has_cost() -> None:
+    """Neither was: only a whole answer that nobody waited for was a hang-up."""
+    never = asyncio.Event()
+    begins = [*says("x", "y")[:-1], never, says("x", "y")[-1]]
+    async with served(lambda ask: begins) as (answerer, address), browser(address) as client:
+        body = msgspec.json.encode(chat(stream=True))
+        reader, writer = await connect(address)
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        async with asyncio.timeout(PATIENCE):
+            while b'"y"' not in await reader.readline():
+                pass
+            writer.close()
+            await answerer.closed.wait()
+            while "moa_api_hang_ups_total 1.0" not in (page := (await client.get("/metrics")).text):
+                await asyncio.sleep(0.01)
+    assert 'moa_api_tokens_total{kind="answer"} 2.0' in page
+    assert 'moa_api_tokens_total{kind="prompt"}' in page
+
+
 async def test_nothing_is_written_to_a_client_that_left_in_mid_stream(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -324,6 +324,9 @@ def test_nginx_keeps_a_conversation_on_its_replica_until_that_stops(
             replicas[0].stops = True
             stays = str(replicas[1].server_port)
             assert {served_by(one) for one in first} == {stays}, "none sees the 503"
+            replicas[0].stops, replicas[1].stops = False, True
+            other = str(replicas[0].server_port)
+            assert {served_by(one) for one in first} == {other}, "the first is asked again at once"
             assert client.get("/metrics").status_code in (403, 404), "it is of one replica"
     finally:
         nginx.terminate()
