@@ -17,10 +17,13 @@ from moa.process.files import Changed, appended, digest_of, replace_known
 _SHOWN = 12
 """Hexadecimal digits of a hash that identify a token in a list."""
 _IN_ITS_PLACE = "nothing was changed: do it where the mounted folder comes from"
+_NO_ROOM = "nothing was changed: make room on that disk first"
 _WHAT_TO_DO = {
     errno.EROFS: _IN_ITS_PLACE,
     errno.EBUSY: "nothing was changed: a file that is mounted by itself cannot be replaced; do it"
     " outside of the container, and mount the file's folder",
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
 }
 _ASK_ANOTHER = (
     "nothing was changed: do it as root, or as the file's owner where that one may write"

@@ -177,15 +177,63 @@ class _Source:
 
 
 class ToStandardError(logging.Handler):
-    """Writes to the current standard error, not to the one at configuration."""
+    """Writes to the current standard error, not to the one at configuration. Where that fails, as
+    on a full disk, the process goes on, and the first line that can be written again is preceded by
+    one that says how many were lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lost = 0
+        """Lines that could not be written since the last one that could."""
+        self._is_torn = False
+        """Whether only the beginning of a line was written."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """One line."""
+        lines = [self.format(record)]
+        if self._lost:
+            lines.insert(0, self.format(_lost_lines(record, self._lost)))
         try:
-            sys.stderr.write(self.format(record) + "\n")
+            self._write("".join(f"{line}\n" for line in lines))
+        except (OSError, ValueError):  # also where the reader of the logs is gone
+            self._lost += 1
+        else:
+            self._lost = 0
+
+    def _write(self, text: str) -> None:
+        """Write lines without a buffer: one that could not be written would hold them, and later
+        give out a part of them."""
+        raw = getattr(getattr(sys.stderr, "buffer", None), "raw", None)
+        if raw is None:  # some other stream in its place
+            sys.stderr.write(text)
             sys.stderr.flush()
-        except (OSError, ValueError):  # the reader of the logs is gone: continue without
-            pass
+            return
+        rest = text.encode(errors="backslashreplace")
+        if self._is_torn:
+            rest = b"\n" + rest
+        while rest:
+            written = raw.write(rest)
+            if written is None:
+                raise BlockingIOError("standard error takes nothing now")
+            if written:
+                self._is_torn = not rest[:written].endswith(b"\n")
+            rest = rest[written:]
+
+
+def _lost_lines(record: logging.LogRecord, count: int) -> logging.LogRecord:
+    """A record which says that so many lines before this one could not be written."""
+    lines = "1 line" if count == 1 else f"{count:,} lines"
+    return logging.makeLogRecord(
+        {
+            "name": record.name,
+            "levelno": logging.WARNING,
+            "levelname": "WARNING",
+            "msg": f"{lines} of this log could not be written",
+            "created": record.created,
+            "msecs": record.msecs,
+            "event": "lost_lines",
+        }
+    )
 
 
 def _formatter(log_format: LogFormat) -> logging.Formatter:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable
 
 from cloud_verifier.logs import log
@@ -23,13 +24,22 @@ class Stopping:
         """Set when the process is to drain."""
         self._at_once = at_once or _die_of_ctrl_c
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._terminate)
+        loop.add_signal_handler(signal.SIGTERM, self._terminate)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            in_terminal = any(stream and stream.isatty() for stream in (sys.stdin, sys.stderr))
+            loop.add_signal_handler(
+                signal.SIGHUP, self._hang_up if in_terminal else _tell_of_no_reload
+            )
 
     def _terminate(self) -> None:
         """Drain. Who supervises the process may say so more than once."""
         self.asked.set()
+
+    def _hang_up(self) -> None:
+        """Drain: the terminal was closed."""
+        log.info("stopping: the terminal was closed", extra={"event": "stopping"})
+        self._terminate()
 
     def _interrupt(self) -> None:
         """Drain, and when asked again end at once: whoever sits there waits for nothing more."""
@@ -42,6 +52,16 @@ class Stopping:
             return
         log.info("stopping: Ctrl-C again ends at once", extra={"event": "stopping"})
         self.asked.set()
+
+
+def _tell_of_no_reload() -> None:
+    """Go on, and say what is read again when. Without a terminal SIGHUP is how an operator, or a
+    script that rotates logs or renews certificates, has a program read its files again."""
+    log.info(
+        "SIGHUP: nothing is read again by it. Tokens are read when their file changes, a certificate"
+        " at the start: SIGTERM drains, then start again",
+        extra={"event": "hang_up_signal"},
+    )
 
 
 def _die_of_ctrl_c() -> None:

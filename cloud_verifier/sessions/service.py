@@ -407,8 +407,10 @@ class Service:
             self.metrics.accepted(answer.drafted, len(answer.tokens) - 1, len(answer.tokens), kind)
             self.metrics.queue_seconds.observe(answer.queue_ms / 1000)
         budget = self.principal(session.principal).tokens
-        # Somebody else's engine tells no drafts, and may bring several tokens at a time.
-        budget.spend(max(answer.drafted + 1, len(answer.tokens)))
+        # Its own guesses are run as it asks. What is drafted for it here is our choice, and at a
+        # limit of ten tokens a second would leave it two of text. Somebody else's engine tells no
+        # drafts, and may bring several tokens at a time.
+        budget.spend(max(answer.foreseen + 1, len(answer.tokens)))
         if session.job is None:
             return
         is_above_rate = budget.wait(0, self.clock()) > 0

@@ -90,8 +90,8 @@ class Limits:
     """Queued rounds of one principal."""
     max_tokens_per_second: float = 0.0
     """Tokens a second, on average, that are run for one principal, an entry of the token file; without
-    such a file all devices are one. Counted are those of prompts, of its drafts, and of streams with
-    all that is drafted for them here. 0 is no limit."""
+    such a file all devices are one. Counted are those of prompts, of answers and of its own
+    guesses; what is drafted for it here is not. 0 is no limit."""
     max_burst_tokens: int = 32768
     """Tokens that a principal who has used none for a while may use at once, above
     `max_tokens_per_second`. A longer prompt waits until all of them are there, and is then taken

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import logging
@@ -147,3 +148,43 @@ def test_lines_of_libraries_are_limited_too(capsys: pytest.CaptureFixture[str]) 
     lines = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
     assert len(lines) == 12
     assert lines[-2:] == ["more lines of this source are left out", "and another library"]
+
+
+class Disk(io.RawIOBase):
+    """A file on a disk that takes so many more bytes."""
+
+    def __init__(self) -> None:
+        self.room = 10**6
+        self.written = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = bytes(data)[: self.room]
+        self.room -= len(taken)
+        self.written += taken
+        return len(taken)
+
+
+def test_lines_that_a_full_disk_did_not_take_are_counted_and_none_is_glued_to_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = Disk()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(disk)))
+    with configured(Limits(), "json"):
+        log.info("before")
+        disk.room = 10
+        for number in range(3):
+            log.info("meanwhile %d", number)
+        disk.room = 10**6
+        log.info("after")
+    first, torn, *rest = disk.written.decode().splitlines()
+    assert json.loads(first)["message"] == "before"
+    assert len(torn) == 10
+    lost, last = map(json.loads, rest)
+    assert lost["message"] == "3 lines of this log could not be written"
+    assert (lost["level"], lost["event"]) == ("warning", "lost_lines")
+    assert last["message"] == "after"

@@ -21,6 +21,7 @@ async def test_one_ctrl_c_drains_and_the_second_ends_at_once(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("cloud_verifier"), "propagate", True)
     caplog.set_level("INFO", "cloud_verifier")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     ended = asyncio.Event()
     stopping = Stopping(ended.set)
     loop = asyncio.get_running_loop()
@@ -40,6 +41,43 @@ async def test_one_ctrl_c_drains_and_the_second_ends_at_once(
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.remove_signal_handler(number)
     assert caplog.messages[1].startswith("stopped at once"), "SIGTERM again is no reason to"
+
+
+async def test_without_a_terminal_a_hang_up_ends_nothing_and_says_what_is_read_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who renews a certificate or rotates logs sends it: the verifier ended, and stayed down."""
+    monkeypatch.setattr(logging.getLogger("cloud_verifier"), "propagate", True)
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+    caplog.set_level("INFO", "cloud_verifier")
+    stopping = Stopping()
+    loop = asyncio.get_running_loop()
+    try:
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with asyncio.timeout(60):
+            while not caplog.messages:
+                await asyncio.sleep(0)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+    assert not stopping.asked.is_set()
+    assert caplog.messages[0].startswith("SIGHUP: nothing is read again")
+
+
+async def test_nohup_is_left_as_it_is() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    loop = asyncio.get_running_loop()
+    try:
+        stopping = Stopping()
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+        assert not stopping.asked.is_set()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        signal.signal(signal.SIGHUP, before)
 
 
 async def test_that_the_time_to_drain_is_over_is_logged(
