@@ -37,6 +37,7 @@ class Server:
             auth or Authenticator(),
             self.wrong,
             unready=self.unready,
+            look=self.look,
             hosts=(settings.host, *settings.openai_hosts),
         )
         self.transport = Transport(service, settings, self.admission)
@@ -53,6 +54,9 @@ class Server:
     def unready(self) -> str:
         """Why it should get no new devices, beside the engine's problem; empty if it should."""
         return ""
+
+    async def look(self) -> None:
+        """Look after what `unready` says, where it may be old; called before health checks."""
 
     def works(self) -> bool:
         """Whether rounds that have no answer yet are being worked on."""

@@ -167,7 +167,7 @@ class VerifierAnswerer:
             return "draining"
         return str(self._wrong())
 
-    def unverified(self) -> str:
+    async def unverified(self) -> str:
         """Never: all text is the target's."""
         return ""
 

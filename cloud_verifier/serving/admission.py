@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -18,6 +18,8 @@ from cloud_verifier.serving.auth import (
 from cloud_verifier.sessions.service import Service
 from moa.api.access import ANONYMOUS, Hosts
 from moa.api.metrics import CONTENT_TYPE
+
+_READY = "/health/ready"
 
 
 @dataclass(frozen=True)
@@ -49,21 +51,30 @@ class Admission:
         wrong: Callable[[], str],
         hosts: Sequence[str] = (),
         unready: Callable[[], str] = lambda: "",
+        look: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Answer requests for this service. `wrong` returns the model's problem, empty if it is
         healthy; `hosts` are names under which this port may be reached. `unready` returns why it
-        should get no new devices although it is healthy: those that come all the same are served."""
+        should get no new devices although it is healthy: those that come all the same are served.
+        `look` looks after what that says, where it may be old."""
         self._hosts = Hosts(hosts)
         self._service = service
         self._auth = auth
         self._wrong = wrong
         self._unready = unready
+        self._look = look
         self._sweeps_again = False
         """Whether the next look ends sessions without a token once more."""
         # From 0 on: an alert on the increase does not see a count that begins with 1.
         for port, kind in itertools.product(("verifier", "openai"), WRONG_TOKENS):
             service.metrics.unauthorized.labels(port, kind)
         service.metrics.token_file_unread.set_function(lambda: bool(auth.unread))
+
+    async def prepare(self, target: str) -> None:
+        """Look after what the answer to this request is about, where that is to be new: whoever
+        asks whether this process is ready sends devices by it."""
+        if self._look is not None and target.partition("?")[0] == _READY:
+            await self._look()
 
     def answer(
         self, target: str, authorization: Sequence[str], peer: str, host: str = ""
@@ -76,8 +87,8 @@ class Admission:
         problem = self._wrong()
         if self._service.draining and path != "/health/live":  # it lives while it drains
             problem = "draining"
-        if path in ("/health/live", "/health/ready"):
-            if path == "/health/ready":
+        if path in ("/health/live", _READY):
+            if path == _READY:
                 problem = problem or self._unready()
             if problem:
                 return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE, problem)

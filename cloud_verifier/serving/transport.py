@@ -149,6 +149,7 @@ class Transport:
             given = authorizations(headers.get_all("Authorization"), subprotocols)
             # Several Host headers are none that is served.
             host = ",".join(headers.get_all("Host"))
+            await self._admission.prepare(request.path)
             answer = self._admission.answer(request.path, given, ours.peer, host)
         except Exception:
             log.exception("a request failed", extra={"peer": ours.peer, "event": "request_failed"})

@@ -214,6 +214,10 @@ class UpstreamVerifier(Server):
         """Why it should get no new devices: no upstream answers."""
         return self._watch.unready()
 
+    async def look(self) -> None:
+        """Have the upstreams looked at, where nothing was heard of them lately."""
+        await self._watch.look_if_old()
+
     def works(self) -> bool:
         """Whether an upstream has answered something just now. One that is silent may be reading a
         prompt, or be gone."""

@@ -15,6 +15,8 @@ _LONGEST_PAUSE = 10.0
 """Seconds between two looks at upstreams of which none answers: doubled each time."""
 _STALE_SECONDS = 5.0
 """What was heard longer ago proves nothing any more: a request may have gone nowhere since."""
+_CHECK_SECONDS = 1.5
+"""For so long a health check waits for a look: more would count as failed itself."""
 _STEP_SECONDS = 0.1
 """How often the clock is read: a device whose upstream is silent goes on after a second."""
 _ALIVE_SECONDS = 2.0
@@ -49,12 +51,23 @@ class Watch:
         """Set when somebody wants to know now."""
         self._looked_at = float("-inf")
         """When the latest look began."""
+        self._idle = asyncio.Event()
+        """Set while no look is under way, and none is wanted."""
+        self._idle.set()
 
-    def unready(self) -> str:
-        """Why nothing can be asked, in a few words; empty if an upstream answers. Called for health
-        checks: what is known is said now, and looked after if it is old."""
+    async def look_if_old(self) -> None:
+        """Have upstreams looked at of which nothing was heard lately, and wait for a moment for what
+        comes of that."""
         if self._is_stale and self._clock() - self._looked_at >= _STALE_SECONDS:
             self._wanted.set()
+            self._idle.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CHECK_SECONDS):
+                await self._idle.wait()
+
+    def unready(self) -> str:
+        """Why nothing can be asked, in a few words; empty if an upstream answers, as far as is
+        known."""
         return "no upstream answers" if self._upstreams.away else ""
 
     @property
@@ -98,6 +111,8 @@ class Watch:
             if not self._is_due(pause):
                 continue
             self._wanted.clear()
+            self._idle.clear()
             self._looked_at = self._clock()
             await self._upstreams.look()
+            self._idle.set()
             pause = min(2 * pause, _LONGEST_PAUSE) if self._upstreams.away else _FIRST_PAUSE

@@ -22,6 +22,7 @@ from rich.text import Text
 from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.device import Device, embedded_bundle
+from edge_client.link.plain_get import why_unready
 from edge_client.link.websocket import VerifierLink
 from edge_client.screen.views import make_console
 from edge_client.settings import ClientSettings
@@ -251,25 +252,27 @@ async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[C
             assert client.link is not None
             await client.link.wait_up(settings.connect_seconds)
             await client.link.wait_answered(_UPSTREAM_SECONDS)
+            unready = await why_unready(client.link)
         except MoaError as error:
             # An unusable --tls-ca, a local verifier that did not start, or no answer.
             yield Check("verifier", "failed", str(error), error.hint)
             return
         assert client.link.welcome is not None
-        for check in _answers(client.link, client.link.welcome, device):
+        for check in _answers(client.link, client.link.welcome, unready, device):
             yield check
 
 
-def _answers(link: VerifierLink, welcome: Welcome, device: Device) -> Iterator[Check]:
-    """Yield the findings about a verifier, or an upstream in its place, that has answered."""
-    if reason := _why_away(link, welcome):
-        yield Check(
-            "upstream", "failed", reason, "if that stays so: check its address, model and key"
-        )
-        return
+def _answers(link: VerifierLink, welcome: Welcome, unready: str, device: Device) -> Iterator[Check]:
+    """Yield the findings about a verifier, or an upstream in its place, that has answered. `unready`
+    says why the engine behind it would write nothing now."""
     if link.unanswered:
         advice = "it may be busy: ask again later, or check its address"
         yield Check("upstream", "warning", link.unanswered, advice)
+        return
+    if reason := unready or _why_away(link, welcome):
+        yield Check(
+            "upstream", "failed", reason, "if that stays so: check its address, model and key"
+        )
         return
     if link.endpoint.upstream:
         # What answered is a part of this program: its round trip and tokenizer say nothing.
@@ -280,8 +283,8 @@ def _answers(link: VerifierLink, welcome: Welcome, device: Device) -> Iterator[C
     away = f"{welcome.server}, {1000 * link.rtt.smoothed:.1f} ms away, offers {', '.join(welcome.features)}"
     yield Check("verifier", "ok", away)
     yield _tokenizer(welcome, device)
-    if device.new_drafter().records is not None:
-        yield _records(welcome)
+    if device.new_drafter().records is not None and "behind" not in welcome.features:
+        yield _records(welcome)  # an engine of others makes none
     tls = _tls(link.endpoint.url)
     if tls is not None:
         yield tls

@@ -28,6 +28,7 @@ from edge_client.events import (
     Retract,
     Token,
 )
+from edge_client.link.plain_get import why_unready
 from edge_client.link.websocket import VerifierLink
 from edge_client.screen.words import named, toy_of, whose_tokens
 from edge_client.settings import TurnChanges
@@ -399,14 +400,17 @@ class EdgeAnswerer:
         """A device can always answer."""
         return ""
 
-    def unverified(self) -> str:
+    async def unverified(self) -> str:
         """Why its text would not be verified now: the verifier, or the engine behind it, is not
-        reached. Empty if it would, and for a device that is to be alone."""
+        reached. Empty if it would, and for a device that is to be alone. An engine that was not
+        heard lately is looked at first."""
         link = self._client.link
         if link is None:
             return ""
         state, why = _state_of(link)
-        return "" if state == "online" else why or state
+        if state == "online":
+            return await why_unready(link)
+        return why or state
 
 
 def _state_of(link: VerifierLink) -> tuple[str, str]:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.requests import Request
@@ -14,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edge_client.client import EdgeClient
+from edge_client.link.plain_get import plain_get
 from edge_client.serve.answerer import EdgeAnswerer, log
 from edge_client.serve.settings import ServeSettings
 from moa.api.access import Access, ApiKeys
@@ -83,15 +83,8 @@ async def metrics_of_upstream(client: EdgeClient) -> bytes:
     link = client.link
     if link is None or not client.settings.upstream:
         return b""
-    address = urlsplit(link.endpoint.url)
-    page = b""
-    with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-        async with asyncio.timeout(_METRICS_SECONDS):
-            reader, writer = await asyncio.open_connection(address.hostname, address.port)
-            with contextlib.closing(writer):
-                writer.write(f"GET /metrics HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode())
-                page = await reader.read(-1)  # it closes the connection after its answer
-    lines = page.partition(b"\r\n\r\n")[2].splitlines(keepends=True)
+    _, page = await plain_get(link.endpoint, "/metrics", _METRICS_SECONDS)
+    lines = page.splitlines(keepends=True)
     return b"".join(line for line in lines if _UPSTREAM_METRICS in line)
 
 

@@ -241,5 +241,6 @@ class Answerer(Protocol):
     def not_ready(self) -> str:
         """Empty if it can answer, else the problem."""
 
-    def unverified(self) -> str:
-        """Why the text of an answer would not be verified now; empty if it would."""
+    async def unverified(self) -> str:
+        """Why the text of an answer would not be verified now; empty if it would. What is not known
+        is looked after first, for a moment."""

@@ -185,7 +185,7 @@ class Api:
 
     async def _ready(self, request: Request) -> Response:
         """Whether answers are verified now, for whoever chooses among several endpoints."""
-        problem = self.answerer.not_ready() or self.answerer.unverified()
+        problem = self.answerer.not_ready() or await self.answerer.unverified()
         if problem:
             return Json({"status": "not ready", "detail": problem}, 503)
         return Json({"status": "ready"})

@@ -25,10 +25,12 @@ from cloud_verifier.upstream.engine import Pace
 from cloud_verifier.upstream.figures import Figures
 from cloud_verifier.upstream.spending import Prices, Spending
 from edge_client import Done, EdgeClient
+from edge_client.cli.doctor import examine
 from edge_client.cli.serve import tell_of_the_verifier
 from edge_client.serve.answerer import EdgeAnswerer
 from edge_client.serve.endpoint import endpoint
 from edge_client.serve.settings import ServeSettings
+from edge_client.settings import ClientSettings
 from moa.errors import UsageError
 from moa.process.listening import Port
 from moa.sampling import SamplingSettings
@@ -147,6 +149,61 @@ async def test_a_verifier_is_ready_only_while_an_upstream_answers(
         assert f'moa_upstream_answers{{upstream="{upstream.url}"}} 1.0' in page_of(verifier)
     told = [r for r in caplog.records if getattr(r, "event", "").startswith("upstream_")]
     assert [record.levelname for record in told] == ["WARNING", "INFO"]
+
+
+@pytest.mark.parametrize("where", ["verifier", "device", "doctor"])
+async def test_the_first_health_check_looks_at_an_upstream_that_nobody_has_asked_lately(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle one told its models at the start, and would have been called ready until the next
+    question."""
+    models = Switched(whole(MODELS))
+    async with (
+        running(TELLS, models) as upstream,
+        behind(upstream) as verifier,
+        EdgeClient(verifier=verifier.transport.url) as device,
+        served(device) as http,
+    ):
+        await device.wait_online(60)
+        assert (await http.get("/health/ready")).status_code == 200
+        models.now = reset
+        monkeypatch.setattr(watch, "_STALE_SECONDS", 0.0)
+        if where == "verifier":
+            assert await status_of(verifier, "/health/ready") == 503
+        elif where == "device":
+            told = await http.get("/health/ready")
+            assert told.status_code == 503
+            assert "upstream" in told.json()["detail"]
+            assert (await http.get("/moa/status")).json()["link"] == "offline"
+        else:
+            settings = ClientSettings(verifier=verifier.transport.url)
+            checks = {check.name: check async for check in examine(settings)}
+            assert checks["upstream"].state == "failed"
+        models.now = whole(MODELS)
+        assert await status_of(verifier, "/health/ready") == 200
+
+
+async def test_a_health_check_waits_a_moment_for_a_silent_upstream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def silent(request: Request, writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    models = Switched(whole(MODELS))
+    async with running(TELLS, models) as upstream, behind(upstream) as verifier:
+        await until(verifier, 200)
+        models.now = silent
+        monkeypatch.setattr(watch, "_STALE_SECONDS", 0.0)
+        monkeypatch.setattr(watch, "_CHECK_SECONDS", 0.05)
+        assert await status_of(verifier, "/health/ready") == 200, "nothing else is known yet"
+
+
+async def test_doctor_asks_for_no_records_of_an_engine_of_others() -> None:
+    async with running(TELLS) as upstream, behind(upstream) as verifier:
+        settings = ClientSettings(verifier=verifier.transport.url)
+        checks = {check.name: check async for check in examine(settings)}
+    assert checks["verifier"].state == "ok"
+    assert "records" not in checks
 
 
 async def test_a_device_is_served_although_its_verifier_is_not_ready() -> None:

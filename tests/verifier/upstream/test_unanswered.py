@@ -70,7 +70,7 @@ async def test_an_endpoint_calls_itself_online_only_once_its_upstream_has_answer
         await up(device)
         answerer = EdgeAnswerer(device)
         assert answerer.status()["link"] == "late"
-        assert answerer.unverified() == UNANSWERED
+        assert await answerer.unverified() == UNANSWERED
         telling = asyncio.create_task(tell_of_the_verifier(device, 0.01))
         told = ""
         async with asyncio.timeout(60):
