@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from cloud_verifier.engine.contract import ModelFacts, Report
@@ -21,7 +20,7 @@ from cloud_verifier.upstream.client import Abilities, Upstreams
 from cloud_verifier.upstream.contract import UpstreamError
 from cloud_verifier.upstream.engine import UpstreamEngine
 from cloud_verifier.upstream.figures import Figures
-from cloud_verifier.upstream.spending import Prices, Spending
+from cloud_verifier.upstream.spending import Prices, Spending, in_words
 from cloud_verifier.upstream.watch import Watch
 from moa import __version__
 from moa.bundle import Bundle
@@ -37,6 +36,8 @@ _SESSIONS = 4096
 _LARGEST_KEY = 4096
 _PROBED_SECONDS = 0.3
 """For so long the start waits for the upstream's list of models."""
+_BUDGET_SECONDS = 1.0
+"""Between two looks whether there is money again."""
 _PROMISE = "the text is what the upstream engine answered, as it answered it"
 _PROMISE_OF_CHECKS = (
     "the text is what the upstream engine answered, or what follows from its log-probabilities"
@@ -103,7 +104,8 @@ class UpstreamVerifier(Server):
             written=settings.upstream_price_out,
             budget=settings.upstream_budget,
         )
-        spending = Spending(prices, reached=partial(_tell_of_the_budget, prices.budget))
+        spending = Spending(prices, reached=self._budget_reached)
+        self._spending = spending
         self.engine = UpstreamEngine(
             upstreams,
             encode=tokens.encode,
@@ -144,10 +146,13 @@ class UpstreamVerifier(Server):
         self._watch = Watch(upstreams, lambda: self.engine.running, self.engine.awaited_for)
         self._probing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._counting: asyncio.Task[None] | None = None
         self._was_away = ""
         """Why no upstream answered when that was last looked at; empty if one did."""
         self._has_looked = False
         """Whether it is known at all."""
+        self._was_over = ""
+        """That the budget was spent when that was last looked at, in words; empty if it was not."""
         upstreams.encode = tokens.encode
         upstreams.figures = figures
         upstreams.learned = self._learn
@@ -178,16 +183,39 @@ class UpstreamVerifier(Server):
         self._was_away = away
         self._learn()
 
+    def _budget_reached(self, part: float) -> None:
+        """Log that this part of the budget is spent, and tell all devices where that is all."""
+        _tell_of_the_budget(self._budget, part)
+        self._look_at_the_budget()
+
+    def _look_at_the_budget(self) -> None:
+        """Tell all devices that the budget is spent, or that there is more of it again."""
+        over = self._spending.why_over
+        if over != self._was_over:
+            self._was_over = over
+            self._learn()
+
+    async def _keep_counting(self) -> None:
+        """Look at the budget for ever: money of a day ago counts no more."""
+        while True:
+            await asyncio.sleep(_BUDGET_SECONDS)
+            self._look_at_the_budget()
+
+    @property
+    def _why_nothing(self) -> str:
+        """Why nothing is asked of an upstream now, as far as is known; empty if it is."""
+        return self._was_away or self._was_over
+
     def _learn(self) -> None:
         """Tell devices that connect from now on what the upstreams, the engines behind HTTP, can
         do."""
         able = self.upstreams.abilities
         notices = [_notice(able)] if able.scores else []
-        if self._was_away:
-            notices.append(f"upstream_away: {self._was_away}")
+        if self._why_nothing:
+            notices.append(f"upstream_away: {self._why_nothing}")
         # A name by the settings alone would say that something has answered.
         model = self.upstreams.model if self._has_looked else ""
-        self.service.behind(safe_line(model), safe_line(self._was_away))
+        self.service.behind(safe_line(model), safe_line(self._why_nothing))
         info = self.metrics.info
         info.clear()
         info.labels(
@@ -211,8 +239,8 @@ class UpstreamVerifier(Server):
         return self.engine.wrong()
 
     def unready(self) -> str:
-        """Why it should get no new devices: no upstream answers."""
-        return self._watch.unready()
+        """Why it should get no new devices: no upstream answers, or none may be asked."""
+        return self._watch.unready() or self._was_over
 
     async def look(self) -> None:
         """Have the upstreams looked at, where nothing was heard of them lately."""
@@ -232,10 +260,11 @@ class UpstreamVerifier(Server):
         """Ask what answers there. Nobody waits for it: without a network a device is served, too."""
         if self._budget:
             log.info(
-                "the upstream's budget for 24 hours is %.2f",
-                self._budget,
+                "the upstream's budget for 24 hours is %s",
+                in_words(self._budget),
                 extra={"event": "budget"},
             )
+            self._counting = asyncio.create_task(self._keep_counting())
         self._probing = asyncio.create_task(self._probe())
         # Devices that connect at once are then told what the upstream can do.
         await asyncio.wait({self._probing}, timeout=_PROBED_SECONDS)
@@ -269,7 +298,8 @@ class UpstreamVerifier(Server):
 
     async def stop_engine(self) -> None:
         """End what runs."""
-        tasks = [task for task in (self._probing, self._watching) if task is not None]
+        helpers = (self._probing, self._watching, self._counting)
+        tasks = [task for task in helpers if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -280,15 +310,15 @@ def _tell_of_the_budget(budget: float, part: float) -> None:
     """Log that a budget of money is nearly or all used up."""
     if part >= 1:
         log.error(
-            "the upstream's budget of %.2f for 24 hours is spent: devices go on alone",
-            budget,
+            "the upstream's budget of %s for 24 hours is spent: devices go on alone",
+            in_words(budget),
             extra={"event": "budget"},
         )
     else:
         log.warning(
-            "%.0f %% of the upstream's budget of %.2f for 24 hours are spent",
+            "%.0f %% of the upstream's budget of %s for 24 hours are spent",
             100 * part,
-            budget,
+            in_words(budget),
             extra={"event": "budget"},
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -32,6 +33,16 @@ class Prices:
     def of(self, usage: Usage) -> float:
         """What these tokens cost."""
         return (usage.read * self.read + usage.written * self.written) / _MILLION
+
+
+def in_words(amount: float) -> str:
+    """Returns a sum of money with two digits behind the point, or as many as it takes to show two
+    that count."""
+    if amount <= 0 or not math.isfinite(amount):
+        return f"{amount:.2f}"
+    digits = max(2, 1 - math.floor(math.log10(amount)))
+    whole, _, part = f"{amount:.{digits}f}".partition(".")
+    return f"{whole}.{part.rstrip('0').ljust(2, '0')}"
 
 
 class Spending:
@@ -71,6 +82,13 @@ class Spending:
         """Whether the budget is used up."""
         return self.limited and self.spent >= self.prices.budget
 
+    @property
+    def why_over(self) -> str:
+        """That the budget is used up, in words; empty while it is not."""
+        if not self.is_over:
+            return ""
+        return f"the upstream's budget of {in_words(self.prices.budget)} for 24 hours is spent"
+
     def check(self) -> None:
         """Raise an `UpstreamError` if the budget is used up, with the time from which there is
         more."""
@@ -78,8 +96,7 @@ class Spending:
             return
         hours = (self._sums[0][0] + _DAY_SECONDS - self._clock()) / 3600
         raise UpstreamError(
-            f"the upstream's budget of {self.prices.budget:.2f} for 24 hours is spent "
-            f"({self.spent:.2f}): more from {max(0.1, hours):.1f} hours on",
+            f"{self.why_over} ({in_words(self.spent)}): more from {max(0.1, hours):.1f} hours on",
             later=False,
             hint="raise --upstream-budget",
         )

@@ -270,9 +270,10 @@ def _answers(link: VerifierLink, welcome: Welcome, unready: str, device: Device)
         yield Check("upstream", "warning", link.unanswered, advice)
         return
     if reason := unready or _why_away(link, welcome):
-        yield Check(
-            "upstream", "failed", reason, "if that stays so: check its address, model and key"
-        )
+        advice = "if that stays so: check its address, model and key"
+        if "budget" in reason:
+            advice = "wait, or raise --upstream-budget"
+        yield Check("upstream", "failed", reason, advice)
         return
     if link.endpoint.upstream:
         # What answered is a part of this program: its round trip and tokenizer say nothing.

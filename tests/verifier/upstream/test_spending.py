@@ -11,7 +11,7 @@ import pytest
 from cloud_verifier.settings import Settings
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from cloud_verifier.upstream.contract import Piece, UpstreamError, Usage
-from cloud_verifier.upstream.spending import Prices, Spending
+from cloud_verifier.upstream.spending import Prices, Spending, in_words
 from edge_client import EdgeClient
 from moa.errors import ConfigError
 from tests.verifier.upstream.scripted import Request, chunk, end_of, running, stream
@@ -47,6 +47,22 @@ def test_money_of_the_last_day() -> None:
     clock.now += DAY / 2
     assert spending.spent == pytest.approx(0.2)
     spending.check()
+
+
+@pytest.mark.parametrize(
+    ("amount", "words"),
+    [
+        (0.0, "0.00"),
+        (0.000_8, "0.0008"),
+        (0.000_001_234, "0.0000012"),
+        (0.05, "0.05"),
+        (0.25, "0.25"),
+        (3.0, "3.00"),
+        (1234.567, "1234.57"),
+    ],
+)
+def test_money_is_told_with_as_many_digits_as_it_takes(amount: float, words: str) -> None:
+    assert in_words(amount) == words
 
 
 def test_without_a_budget_nothing_is_over() -> None:

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from cloud_verifier.settings import Settings
-from cloud_verifier.upstream import client, engine, watch
+from cloud_verifier.upstream import app, client, engine, watch
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from cloud_verifier.upstream.client import Upstreams
 from cloud_verifier.upstream.contract import Continuation, UpstreamError, Usage
@@ -663,6 +663,41 @@ async def test_the_log_and_the_metrics_say_how_much_of_a_budget_is_left(
     assert "is spent" in told[2].getMessage()
     (spent,) = (line for line in page.splitlines() if line.startswith("moa_upstream_spent "))
     assert float(spent.split()[1]) >= 0.44
+
+
+async def test_while_a_budget_is_spent_nothing_is_ready_or_online(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app, "_BUDGET_SECONDS", 0.02)
+    prices = {"upstream_price_in": 1.0, "upstream_price_out": 1.0, "upstream_budget": 0.0002}
+    async with (
+        running(TELLS) as upstream,
+        behind(upstream, **prices) as verifier,
+        EdgeClient(verifier=verifier.transport.url) as device,
+        served(device) as http,
+    ):
+        await device.wait_online(60)
+        assert (await http.get("/health/ready")).status_code == 200
+        done, _ = await end_of(device)
+        assert done.verified
+        assert done.text == TEXT
+        assert await status_of(verifier, "/health/ready") == 503
+        told = await http.get("/health/ready")
+        status = (await http.get("/moa/status")).json()
+        assert told.status_code == 503
+        spent = "the upstream's budget of 0.0002 for 24 hours is spent"
+        assert told.json()["detail"] == status["detail"] == spent
+        assert status["link"] == "offline"
+        _, said = await end_of(device)
+        assert f"{spent} (0.00038): more from 24.0 hours on" in said
+        settings = ClientSettings(verifier=verifier.transport.url)
+        checks = {check.name: check async for check in examine(settings)}
+        assert (checks["upstream"].state, checks["upstream"].finding) == ("failed", spent)
+        assert "budget" in checks["upstream"].advice
+        tomorrow = time.monotonic() + 24 * 3600
+        monkeypatch.setattr(verifier._spending, "_clock", lambda: tomorrow)
+        await until(verifier, 200)
+        await device.wait_online(60)
 
 
 # ---- at the device
