@@ -227,6 +227,7 @@ class EdgeAnswerer:
             async with contextlib.aclosing(turn):
                 while (event := await next_in_time(turn, patience)) is not None:
                     told = marks.take(event)
+                    patience.trouble = marks.trouble
                     if told is None:
                         continue
                     sent = clock()
@@ -457,7 +458,7 @@ class Marks:
         self._stopped = _STOPPED
         if max_offline_tokens >= 0:
             self._stopped = _STOPPED_BY_LIMIT.format(max_offline_tokens)
-        self._trouble = ""
+        self.trouble = ""
         """Why text was not verified, as the link's latest trouble has it."""
         self._eos_ids = eos_ids
         self._start = 0
@@ -494,7 +495,7 @@ class Marks:
                 return Cut(characters)
             case Link(state=state, detail=detail):
                 if state in _TROUBLE:
-                    self._trouble = detail or _TROUBLE[state].format(self._who_verifies)
+                    self.trouble = detail or _TROUBLE[state].format(self._who_verifies)
                 return LinkNews(state, detail)
             case Progress(done=done, total=total, by=by):
                 return Reading(done, total, by)
@@ -547,4 +548,4 @@ class Marks:
 
     def _why(self, reason: Reason) -> str:
         """Why an answer is not verified, and that this device has cut it if it has."""
-        return "; ".join(filter(None, (self._trouble, self._stopped if reason == "guard" else "")))
+        return "; ".join(filter(None, (self.trouble, self._stopped if reason == "guard" else "")))

@@ -31,23 +31,32 @@ class ApiError(MoaError):
         code: str | None = None,
         limit: str = "",
         retry_after: float = 0.0,
+        why: str = "",
     ) -> None:
         """`limit`: the name of the limit that is reached, for the operator. `retry_after`: seconds
-        after which the client may try again; 0: trying again is in vain."""
+        after which the client may try again; 0: trying again is in vain. `why` there is no verified
+        text, in words."""
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code
         self.limit = limit
         self.retry_after = retry_after
+        self.why = why
 
     def body(self) -> dict[str, Any]:
         """The JSON of the response."""
         usual = "invalid_request_error" if self.status < 500 else "server_error"
         kind = _TYPES.get(self.status, usual)
-        return {
-            "error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        error: dict[str, Any] = {
+            "message": str(self),
+            "type": kind,
+            "param": self.param,
+            "code": self.code,
         }
+        if self.why:
+            error["moa"] = {"why": self.why}
+        return {"error": error}
 
     def headers(self) -> dict[str, str]:
         """Headers that the status requires."""

@@ -126,6 +126,8 @@ class Patience:
         `seconds` for unverified text to be verified."""
         self.deadline: float | None = now + first
         """When the next event comes too late; None: never."""
+        self.trouble = ""
+        """Why text is not verified, in words, as far as is known; the caller sets it."""
         self._mode = mode
         self._seconds = seconds
         self._first = first
@@ -162,7 +164,7 @@ class Patience:
 
     def too_late(self) -> ApiError:
         """The error of an answer whose next event did not come in time."""
-        return not_verified() if self._has_text else _no_token()
+        return not_verified(self.trouble) if self._has_text else _no_token(self.trouble)
 
 
 async def next_in_time(events: AsyncGenerator[Event, None], patience: Patience) -> Event | None:
@@ -180,26 +182,31 @@ async def next_in_time(events: AsyncGenerator[Event, None], patience: Patience) 
 def _raise_if_not_verified(ended: Ended) -> None:
     """Raise if mode hold cannot show the whole answer."""
     if ended.reason in _LOST:
-        raise not_verified(f" ({ended.reason})")
+        raise not_verified(ended.why, f" ({ended.reason})")
     if not ended.verified:
-        raise not_verified()
+        raise not_verified(ended.why)
 
 
-def not_verified(why: str = "") -> ApiError:
-    """The error of an answer in mode hold that the verifier has not verified."""
+def not_verified(why: str = "", remark: str = "") -> ApiError:
+    """The error of an answer in mode hold that the verifier has not verified, for this reason; the
+    `remark` stands at its end."""
+    what = f"the text was not verified ({why})" if why else "the text was not verified in time"
     return ApiError(
         503,
-        f"the text was not verified in time, and unverified text is not sent in mode hold{why}",
+        f"{what}, and unverified text is not sent in mode hold{remark}",
         code="not_verified",
         retry_after=5.0,
+        why=why,
     )
 
 
-def _no_token() -> ApiError:
-    """The error of an answer that nobody began."""
+def _no_token(why: str) -> ApiError:
+    """The error of an answer that nobody began, for this reason."""
     return ApiError(
         503,
-        "no answer came in time, and this device did not write in time either",
+        "no answer came in time, and this device did not write in time either"
+        + (f": {why}" if why else ""),
         code="no_answer",
         retry_after=5.0,
+        why=why,
     )

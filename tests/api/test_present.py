@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moa.api.answer import AnswerEvent, Began, Cut, Mode, Piece, Reading, Reason, Verified
-from moa.api.errors import ApiError
+from moa.api.errors import ApiError, bad
 from moa.api.present import Patience, Presenter, Show, next_in_time
 from tests.api.scripted import ended
 
@@ -53,6 +54,21 @@ def test_hold_never_takes_half_an_answer_for_a_whole_one(
     assert (refused.value.status, refused.value.code) == (503, "not_verified")
     assert str(refused.value).endswith(f"in mode hold{why}")
     assert shown(Presenter("provisional"), Piece(half), end)[0] == "half of it"
+
+
+def test_the_error_of_hold_says_why_nothing_was_verified() -> None:
+    """A wrong key, a spent budget and a dead engine looked alike, and like a lack of patience."""
+    end = msgspec.structs.replace(ended("a", verified=False), why="the upstream refuses the key")
+    with pytest.raises(ApiError, match=r"not verified \(the upstream refuses the key\)") as refused:
+        shown(Presenter("hold"), Piece("a"), end)
+    patience = Patience("hold", seconds=5.0, first=30.0, now=0.0)
+    patience.trouble = "the upstream refuses the key"
+    none = patience.too_late()
+    patience.take(Piece("a"), 1.0)
+    for error in (refused.value, none, patience.too_late()):
+        assert error.body()["error"]["moa"] == {"why": "the upstream refuses the key"}
+        assert "the upstream refuses the key" in str(error)
+    assert "moa" not in bad("no").body()["error"]
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,29 @@ async def test_a_stream_does_not_call_a_link_online_whose_upstream_is_away() -> 
         assert not [news for news in told if "overloaded" in news.get("notice", "")], "said once"
 
 
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize(
+    ("trouble", "why"),
+    [
+        (BUSY, "overloaded"),
+        (reset, "the upstream closed the connection"),
+        (whole(ERROR, "401 Unauthorized"), "the upstream refuses the key"),
+    ],
+)
+async def test_the_error_of_mode_hold_says_why(trouble: Answer, why: str, streams: bool) -> None:
+    asked = QUESTION | {"stream": streams, "moa": {"mode": "hold", "patience": 0.1}}
+    async with online(trouble) as (_, _, http):
+        answer = await http.post("/v1/chat/completions", json=asked)
+        text = answer.text
+        if streams:
+            text = next(line for line in text.splitlines() if '"error"' in line)
+            text = text.removeprefix("data: ")
+    error = json.loads(text)["error"]
+    assert error["code"] == "not_verified"
+    assert why in error["message"]
+    assert why in error["moa"]["why"]
+
+
 async def test_what_each_upstream_was_asked_is_counted() -> None:
     """The first fails and the second answers. It refuses a field, and is asked without."""
     no_field = whole({"error": {"message": "unknown field stream_options"}}, "400 Bad Request")
