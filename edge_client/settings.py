@@ -26,7 +26,7 @@ from edge_client.turn.transcript import OnReconnect
 from moa.errors import ConfigError, UsageError
 from moa.logprobs import MAX_TOP
 from moa.prices import check_prices
-from moa.process.user_folders import NoHomeError, config_folder
+from moa.process.user_folders import NoHomeError, config_folder, expanded
 from moa.safe_text import safe_line
 from moa.sampling import SamplingSettings
 from moa.wire.limits import MAX_STOP_BYTES, MAX_STOP_STRINGS
@@ -45,6 +45,8 @@ _LEAST = {
     "offline_after": 0,
     "settle_seconds": 0,
 }
+_PATHS = ("upstream_key_file", "bundle", "tls_ca")
+"""Settings that name a file or folder."""
 _POSITIVE = ("answer_seconds", "connect_seconds", "keepalive_seconds", "reconnect_seconds")
 
 
@@ -254,9 +256,9 @@ class ClientSettings:
         None was not given."""
         values = dict(defaults or {})
         with contextlib.suppress(NoHomeError):  # then there is no file of this user's either
-            values |= read_config_file(
-                config_file(file, environment), must_exist=bool(file or environment.get(CONFIG))
-            )
+            path = config_file(file, environment)
+            must_exist = bool(file or environment.get(CONFIG))
+            values |= _beside(path, read_config_file(path, must_exist=must_exist))
         values |= _from_environment(environment)
         values |= {
             name: _converted(name, value) for name, value in flags.items() if value is not None
@@ -364,10 +366,43 @@ def read_config_file(path: Path, *, must_exist: bool = False) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {safe_line(str(error))}") from None
     for name in values:
         if name not in _HINTS:
-            raise ConfigError(f"{path}: unknown setting {name!r}", hint=_nearest(name, _HINTS))
+            hint = _flag_of_serve(name) or _nearest(name, _HINTS)
+            raise ConfigError(f"{path}: unknown setting {name!r}", hint=hint)
     return {
         name: _converted(f"{path}: {name}", value, _HINTS[name]) for name, value in values.items()
     }
+
+
+def _beside(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a file with their paths as they are meant there: from its folder on,
+    wherever a command is started. The name of a pulled bundle, for which there is no folder, stays."""
+    found = dict(values)
+    for name in _PATHS:
+        if not (value := found.get(name)):
+            continue
+        path = file.parent / expanded(value)  # an absolute one stays what it is
+        may_be_a_name = name == "bundle" and not {"/", os.sep} & set(value)
+        if not may_be_a_name or path.is_dir():
+            found[name] = str(path)
+    return found
+
+
+def _flag_of_serve(name: str) -> str:
+    """Returns a hint for the name of a flag that only `edge-client serve` has, and which is no
+    setting; empty for any other name."""
+    from edge_client.serve.settings import ServeSettings  # only who has made a mistake needs it
+
+    flags: dict[str, str] = {}
+    for field in dataclasses.fields(ServeSettings):
+        # A flag that may be repeated names one of several.
+        may_be_repeated = isinstance(field.default, tuple)
+        flag = field.name.removesuffix("s") if may_be_repeated else field.name
+        flags |= {field.name: flag, flag: flag}
+    flag = flags.get(name.replace("-", "_"), "")
+    if not flag:
+        return ""
+    also = ", or set MOA_API_KEY" if flag == "api_key" else ""
+    return f"it is no setting, but a flag of `edge-client serve`: --{flag.replace('_', '-')}{also}"
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -377,8 +412,9 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for variable in sorted(v for v in environment if v.startswith(ENVIRONMENT) and v != CONFIG):
         if variable not in known:
-            near = _nearest(variable, [*known, CONFIG], ENVIRONMENT)
-            raise ConfigError(f"unknown environment variable {variable}", hint=near)
+            hint = _flag_of_serve(variable.removeprefix(ENVIRONMENT).lower())
+            hint = hint or _nearest(variable, [*known, CONFIG], ENVIRONMENT)
+            raise ConfigError(f"unknown environment variable {variable}", hint=hint)
         values[known[variable]] = from_text(known[variable], environment[variable], called=variable)
     return values
 

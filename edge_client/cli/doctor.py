@@ -248,11 +248,12 @@ async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[C
     whether that answers."""
     async with contextlib.AsyncExitStack() as stack:
         try:
-            client = await stack.enter_async_context(EdgeClient(settings, device=device))
-            assert client.link is not None
-            await client.link.wait_up(settings.connect_seconds)
-            await client.link.wait_answered(_UPSTREAM_SECONDS)
-            unready = await why_unready(client.link)
+            with options.waiting(_what_is_waited_for(settings)):
+                client = await stack.enter_async_context(EdgeClient(settings, device=device))
+                assert client.link is not None
+                await client.link.wait_up(settings.connect_seconds)
+                await client.link.wait_answered(_UPSTREAM_SECONDS)
+                unready = await why_unready(client.link)
         except MoaError as error:
             # An unusable --tls-ca, a local verifier that did not start, or no answer.
             yield Check("verifier", "failed", str(error), error.hint)
@@ -260,6 +261,13 @@ async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[C
         assert client.link.welcome is not None
         for check in _answers(client.link, client.link.welcome, unready, device):
             yield check
+
+
+def _what_is_waited_for(settings: ClientSettings) -> str:
+    """What the check of the verifier, or of an upstream in its place, may wait for."""
+    if settings.upstream or settings.verifier == "local":
+        return options.what_takes_long(settings)
+    return f"connecting to {safe_line(settings.verifier)}"
 
 
 def _answers(link: VerifierLink, welcome: Welcome, unready: str, device: Device) -> Iterator[Check]:

@@ -1,4 +1,4 @@
-"""`edge-client use`: remember a bundle and a verifier."""
+"""`edge-client use`: remember a bundle, and a verifier or an upstream."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from edge_client.bundles.store import EMBEDDED, locate
 from edge_client.cli import options
@@ -31,6 +32,12 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--verifier", metavar="ADDRESS", help="ws://, wss:// or `local`; empty for none"
     )
+    command.add_argument(
+        "--upstream",
+        metavar="URL",
+        help="an engine's address in place of a verifier; empty for none; all else about it is set"
+        " in the file",
+    )
     options.add_config(command)
 
 
@@ -46,16 +53,35 @@ def run(arguments: argparse.Namespace) -> int:
         # A pulled bundle is remembered by its name, any other folder by its path.
         name = bundle if Path(folder).name == bundle else str(Path(folder).absolute())
         changes["bundle"] = None if bundle in ("", EMBEDDED) else name
-    if arguments.verifier is not None:
-        ClientSettings(verifier=arguments.verifier)  # an invalid address is refused
-        changes["verifier"] = arguments.verifier or None
+    changes |= _who_verifies(arguments, read_config_file(path))
     if changes:
         remember(path, changes)
     now = read_config_file(path)
     print(f"bundle    {safe_line(str(now.get('bundle') or EMBEDDED))}")
-    print(f"verifier  {safe_line(str(now.get('verifier') or 'none'))}")
+    if now.get("upstream"):
+        print(f"upstream  {safe_line(str(now['upstream']))}")
+    else:
+        print(f"verifier  {safe_line(str(now.get('verifier') or 'none'))}")
     print(f"in        {path}")
     return 0
+
+
+def _who_verifies(
+    arguments: argparse.Namespace, before: Mapping[str, Any]
+) -> dict[str, str | None]:
+    """Returns what the command line changes of verifier and upstream. An error for an invalid
+    address, and for settings that do not go together: no command would take that file."""
+    changes: dict[str, str | None] = {}
+    for name in ("verifier", "upstream"):
+        if (address := getattr(arguments, name)) is not None:
+            changes[name] = address or None
+    if arguments.upstream and not arguments.verifier:
+        changes["verifier"] = None  # it takes its place
+    if changes:
+        wanted = {**before, **changes}
+        names = [name for name in wanted if name == "verifier" or name.startswith("upstream")]
+        ClientSettings(**{name: wanted[name] for name in names if wanted[name] is not None})
+    return changes
 
 
 def _bundle_of(arguments: argparse.Namespace) -> str | None:

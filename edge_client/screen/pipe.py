@@ -58,6 +58,8 @@ class PipeView(View):
         self._trouble = trouble
         self._link: Link | None = None
         """What was said last of the link."""
+        self._was_down = False
+        """Whether the reader was told in this answer that the link is down."""
         self._remarks: list[str] | None = [] if remarks else None
         """Remarks that wait for the end of a line, because standard error may be the same terminal
         or file; None if there shall be none."""
@@ -80,6 +82,7 @@ class PipeView(View):
             case Link(state="refused") if not self._says_unverified:
                 pass
             case Link(state="offline" | "refused"):
+                self._was_down = True
                 self._tell(trouble_in_words(event, self._trouble))
             case Done():
                 self._finish(event)
@@ -96,6 +99,8 @@ class PipeView(View):
             if self._link is not None and self._link.state in ("connecting", "late"):
                 line += f": {self._link.detail or f'{self._who_verifies} did not answer in time'}"
             self._tell(line)
+        if self._was_down and done.verified:
+            self._tell("online again: the target has verified all of this")
         if done.reason in ENDS:
             self._tell(ENDS[done.reason])
         if self._broken is not None:

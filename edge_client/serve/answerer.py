@@ -236,7 +236,8 @@ class EdgeAnswerer:
                         told = replace(told, thinking=encoded.thinking)
                     if isinstance(told, Ended):
                         self._tell_alone(told.why, ask.peer)
-                        told = self._with_whose_limit(told, ask.peer)
+                        if told.verified or ask.mode != "hold":  # else nobody sees where it ends
+                            told = self._with_whose_limit(told, ask.peer)
                     yield told
                     # While the client reads, nobody waits for the next event.
                     patience.client_took(clock() - sent)

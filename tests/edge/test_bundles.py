@@ -277,6 +277,29 @@ def test_use_is_remembered_and_list_shows_it(
     assert config.read_text() == "# mine\ntop_k = 3\n"
 
 
+def test_use_shows_and_remembers_an_upstream(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that named one was shown with `verifier  none`."""
+    config = home / "c.toml"
+    config.write_text("verifier = 'ws://old:1'\n")
+    where = ("--config", str(config))
+    assert command("use", "--upstream", "http://gpu:8000/v1", *where) == 0
+    shown = capsys.readouterr().out
+    assert "upstream  http://gpu:8000/v1\n" in shown
+    assert "verifier" not in shown
+    assert config.read_text() == 'upstream = "http://gpu:8000/v1"\n'
+    assert command("use", "--verifier", "ws://new:1", *where) == 2
+    assert "--upstream takes the place of --verifier" in capsys.readouterr().err
+    config.write_text("upstream = 'gpu:8000'\nupstream_key_file = 'key'\n")
+    assert command("use", "--upstream", "", *where) == 2
+    assert "--upstream-key-file needs --upstream" in capsys.readouterr().err
+    config.write_text("upstream = 'gpu:8000'\n")
+    assert command("use", "--upstream", "", "--verifier", "ws://new:1", *where) == 0
+    assert "verifier  ws://new:1\n" in capsys.readouterr().out
+    assert config.read_text() == 'verifier = "ws://new:1"\n'
+
+
 def test_a_settings_file_that_is_too_clever_is_left_alone(home: Path) -> None:
     path = home / "c.toml"
     path.write_text('stop = ["""\nverifier = 1\n"""]\n')

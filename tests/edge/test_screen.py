@@ -106,6 +106,25 @@ def test_a_pipe_sees_only_what_stays(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == "one\ntwofour\n"
 
 
+def test_a_pipe_hears_that_the_link_is_back(capsys: pytest.CaptureFixture[str]) -> None:
+    """The last line said that the upstream is offline, though all came to be verified."""
+    away = Link(state="offline", detail="the upstream is not reached")
+    for state, verified in (("online", True), ("late", False)):
+        end = Done(reason="eos", verified=verified, text="a", stats={})
+        piped([Prompt(ids=[1]), away, Link(state=state), end])
+        told = capsys.readouterr().err
+        assert "edge-client: offline: the upstream is not reached\n" in told
+        assert told.endswith("online again: the target has verified all of this\n") == verified
+    piped(
+        [
+            Prompt(ids=[1]),
+            Link(state="online"),
+            Done(reason="eos", verified=True, text="a", stats={}),
+        ]
+    )
+    assert capsys.readouterr().err == ""
+
+
 def test_a_terminal_sees_everything_and_ends_with_the_text() -> None:
     text = shown(STORY)
     assert "one\n" in text

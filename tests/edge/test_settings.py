@@ -96,6 +96,12 @@ def test_the_order(tmp_path: Path) -> None:
             r"MOA_EDGE_VERIFIR \(did you mean MOA_EDGE_VERIFIER\?",
         ),
         ("", {"MOA_EDGE_FOO": "1"}, {}, r"MOA_EDGE_FOO \(known: MOA_EDGE_ANSWER_SECONDS"),
+        ("port = 9222", {}, {}, r"'port' \(it is no setting, but a flag of .*serve`: --port\)"),
+        ("mode = 'hold'", {}, {}, r"serve`: --mode\)"),
+        ("api-key = 'a'", {}, {}, r"serve`: --api-key, or set MOA_API_KEY\)"),
+        ("allowed_hosts = ['a']", {}, {}, r"serve`: --allowed-host\)"),
+        ("model_name = 'a'", {}, {}, r"serve`: --model-name\)"),
+        ("", {"MOA_EDGE_PORT": "9222"}, {}, r"MOA_EDGE_PORT \(it is no setting, .*--port\)"),
         ("", {"MOA_EDGE_CONFIG": "/nowhere.toml"}, {}, "no config file at /nowhere.toml"),
         ("", {}, {"stop": ("",)}, "stop string must not be empty"),
         ("", {}, {"stop": ("x" * 129,)}, "129 bytes, at most 128"),
@@ -115,6 +121,24 @@ def test_mistakes_are_named(
     with pytest.raises(UsageError) as caught:
         load(tmp_path, text, flags, **environment)
     assert re.search(what, caught.value.line()), caught.value.line()
+
+
+def test_paths_in_a_file_begin_at_its_folder(tmp_path: Path) -> None:
+    """They began where a command was started: a key lay beside its file and was not found."""
+    folder = tmp_path / "moa-edge"
+    text = "upstream = 'gpu:8000'\nupstream_key_file = 'key.txt'\ntls_ca = '../ca.pem'\n"
+    settings = load(tmp_path, text + "bundle = './mine'\n")
+    assert settings.upstream_key_file == str(folder / "key.txt")
+    assert settings.tls_ca == str(folder / "../ca.pem")
+    assert settings.bundle == str(folder / "mine")
+    assert load(tmp_path, "bundle = 'mine'\n").bundle == "mine", "a bundle that was pulled"
+    (folder / "mine").mkdir()
+    assert load(tmp_path, "bundle = 'mine'\n").bundle == str(folder / "mine")
+    assert load(tmp_path, "tls_ca = '/ca.pem'\n").tls_ca == "/ca.pem"
+    assert load(tmp_path, "tls_ca = '~/ca.pem'\n").tls_ca == str(Path.home() / "ca.pem")
+    flags = {"tls_ca": "a.pem"}
+    assert load(tmp_path, "tls_ca = 'b.pem'\n", flags).tls_ca == "a.pem", "flags: the shell's"
+    assert load(tmp_path, MOA_EDGE_TLS_CA="c.pem").tls_ca == "c.pem"
 
 
 def test_stop_texts_that_the_wire_would_take() -> None:

@@ -250,7 +250,8 @@ async def test_a_stream_does_not_call_a_link_online_whose_upstream_is_away() -> 
     ],
 )
 async def test_the_error_of_mode_hold_says_why(trouble: Answer, why: str, streams: bool) -> None:
-    asked = QUESTION | {"stream": streams, "moa": {"mode": "hold", "patience": 0.1}}
+    asked = QUESTION | {"stream": streams, "max_tokens": 4}
+    asked |= {"moa": {"mode": "hold", "patience": 0.1}}
     async with online(trouble) as (_, _, http):
         answer = await http.post("/v1/chat/completions", json=asked)
         text = answer.text
@@ -261,6 +262,7 @@ async def test_the_error_of_mode_hold_says_why(trouble: Answer, why: str, stream
     assert error["code"] == "not_verified"
     assert why in error["message"]
     assert why in error["moa"]["why"]
+    assert "limits count" not in error["message"], "nobody sees where the text ends"
 
 
 async def test_what_each_upstream_was_asked_is_counted() -> None:

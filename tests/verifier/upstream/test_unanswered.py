@@ -18,7 +18,7 @@ from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from cloud_verifier.upstream.client import Upstreams
 from cloud_verifier.upstream.contract import UpstreamError
 from edge_client import EdgeClient, Link
-from edge_client.cli import chat, doctor
+from edge_client.cli import chat, doctor, options
 from edge_client.cli.serve import tell_of_the_verifier
 from edge_client.serve.answerer import EdgeAnswerer
 from edge_client.settings import ClientSettings
@@ -109,10 +109,18 @@ async def test_doctor_calls_an_upstream_that_says_nothing_neither_up_nor_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(doctor, "_UPSTREAM_SECONDS", 0.05)
+    waited_for: list[str] = []
+
+    def waiting(what: str) -> contextlib.AbstractContextManager[None]:
+        waited_for.append(what)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(options, "waiting", waiting)
     async with unanswered(monkeypatch) as (url, _):
         checks = {one.name: one async for one in doctor.examine(ClientSettings(verifier=url))}
     assert (checks["upstream"].state, checks["upstream"].finding) == ("warning", UNANSWERED)
     assert "verifier" not in checks
+    assert waited_for == [f"connecting to {url}"], "a terminal is told"
 
 
 async def test_an_answer_calls_the_link_online_only_once_its_upstream_has_answered(
