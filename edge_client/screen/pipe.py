@@ -99,7 +99,8 @@ class PipeView(View):
             if self._link is not None and self._link.state in ("connecting", "late"):
                 line += f": {self._link.detail or f'{self._who_verifies} did not answer in time'}"
             self._tell(line)
-        if self._was_down and done.verified:
+        is_online = self._link is not None and self._link.state == "online"
+        if self._was_down and is_online and done.verified:
             self._tell("online again: the target has verified all of this")
         if done.reason in ENDS:
             self._tell(ENDS[done.reason])
