@@ -15,8 +15,9 @@ _LONGEST_PAUSE = 10.0
 """Seconds between two looks at upstreams of which none answers: doubled each time."""
 _STALE_SECONDS = 5.0
 """What was heard longer ago proves nothing any more: a request may have gone nowhere since."""
-_CHECK_SECONDS = 1.5
-"""For so long a health check waits for a look: more would count as failed itself."""
+_CHECK_SECONDS = 0.8
+"""For so long a health check waits for a look: Kubernetes gives a probe 1 s where nothing else is
+said."""
 _STEP_SECONDS = 0.1
 """How often the clock is read: a device whose upstream is silent goes on after a second."""
 _ALIVE_SECONDS = 2.0

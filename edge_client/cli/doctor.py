@@ -291,6 +291,11 @@ def _answers(link: VerifierLink, welcome: Welcome, unready: str, device: Device)
         return
     away = f"{welcome.server}, {1000 * link.rtt.smoothed:.1f} ms away, offers {', '.join(welcome.features)}"
     yield Check("verifier", "ok", away)
+    if "behind" in welcome.features:
+        engine = safe_line(link.behind.model) or "the engine behind it"
+        yield Check(
+            "upstream", "ok", f"{engine} tells its models there (it was asked nothing else)"
+        )
     yield _tokenizer(welcome, device)
     if device.new_drafter().records is not None and "behind" not in welcome.features:
         yield _records(welcome)  # an engine of others makes none

@@ -8,11 +8,15 @@ import contextlib
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
+from websockets.proxy import get_proxy
+from websockets.uri import parse_uri
+
 from edge_client.link.websocket import Endpoint, VerifierLink
+from moa.api.access import is_loopback
 from moa.safe_text import safe_line
 from moa.wire.versions import SESSION_HEADER
 
-_READY_SECONDS = 2.5
+_READY_SECONDS = 2.0
 """For so long a health check waits: more than the verifier itself does for the engine behind it."""
 _LONGEST_REASON = 200
 """Characters of a verifier's reason: what stands before it may answer with a page."""
@@ -52,8 +56,12 @@ async def why_unready(link: VerifierLink) -> str:
     address does not tell."""
     if link.welcome is None or "behind" not in link.welcome.features:
         return ""
-    if urlsplit(link.endpoint.url).path.strip("/"):
-        return ""  # behind a proxy, which has routes of its own
+    url = link.endpoint.url
+    address = urlsplit(url)
+    if address.path.strip("/"):
+        return ""  # a proxy stands before it, which has routes of its own
+    if not is_loopback(address.hostname or "") and get_proxy(parse_uri(url)) is not None:
+        return ""  # the link goes over a proxy of this network: a direct way may be closed
     status, body = await plain_get(link.endpoint, "/health/ready", _READY_SECONDS, link.key)
     if status != HTTPStatus.SERVICE_UNAVAILABLE:
         return link.away

@@ -10,6 +10,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2 as httpx
@@ -27,6 +28,7 @@ from cloud_verifier.upstream.spending import Prices, Spending
 from edge_client import Done, EdgeClient
 from edge_client.cli.doctor import examine
 from edge_client.cli.serve import tell_of_the_verifier
+from edge_client.link import plain_get
 from edge_client.serve.answerer import EdgeAnswerer
 from edge_client.serve.endpoint import endpoint
 from edge_client.serve.settings import ServeSettings
@@ -203,7 +205,28 @@ async def test_doctor_asks_for_no_records_of_an_engine_of_others() -> None:
         settings = ClientSettings(verifier=verifier.transport.url)
         checks = {check.name: check async for check in examine(settings)}
     assert checks["verifier"].state == "ok"
+    assert checks["upstream"].finding.startswith("big tells its models there")
     assert "records" not in checks
+
+
+@pytest.mark.parametrize("way", ["a path", "a proxy"])
+async def test_a_verifier_that_is_reached_over_others_is_not_asked_past_them(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "a proxy":
+        monkeypatch.setenv("http_proxy", "http://proxy.example:1")
+        monkeypatch.setenv("no_proxy", "")
+    url = {"a path": "ws://127.0.0.1:9/verifier", "a proxy": "ws://verifier.example"}[way]
+    link: Any = SimpleNamespace(
+        endpoint=SimpleNamespace(url=url),
+        welcome=SimpleNamespace(features=["behind"]),
+    )
+
+    async def never(*_: Any) -> Any:
+        raise AssertionError("it was asked")
+
+    monkeypatch.setattr(plain_get, "plain_get", never)
+    assert await plain_get.why_unready(link) == ""
 
 
 async def test_a_device_is_served_although_its_verifier_is_not_ready() -> None:
