@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import statistics
 import tempfile
 import time
@@ -180,7 +181,7 @@ class _Build:
             self.texts += read_prompts(settings.calibration)
         self.progress = progress
         self.progress.begin()
-        self.source: Source = load_source(settings.target, settings.drafter)
+        self.source: Source = load_source(settings.target, settings.drafter, folder)
 
     def run(self) -> None:
         """Write all files of the bundle, the manifest last."""
@@ -268,7 +269,9 @@ class _Build:
         shop.float_graph(OPSET).save(model)
         reference = TorchRunner(self.source, shop.top_k)
         self.progress.begin(total=STEPS_COMPARED)
-        return compare(reference, model, shop.draft_to_target, self.progress.count)
+        difference = compare(reference, model, shop.draft_to_target, self.progress.count)
+        shutil.rmtree(folder)
+        return difference
 
     def _reference(self, target: Target | None) -> Reference | None:
         """Returns the target's answers to the calibration prompts, which each variant is compared

@@ -97,7 +97,7 @@ class Workshop:
 
     def float_graph(self, opset: int) -> WeightedModel:
         """The graph in float32, exact."""
-        return self._graph(onnx.load(self.layers(opset)), FloatTable)
+        return self._graph(WeightedModel.read(self.layers(opset)), FloatTable)
 
     def int8_graph(self, opset: int) -> tuple[WeightedModel, str]:
         """Returns the graph with weights in eight bits and activations that are quantized as it
@@ -107,7 +107,7 @@ class Workshop:
             work.mkdir(parents=True, exist_ok=True)
             self._int8[opset] = int8_layers(self.layers(opset), work, self.int8_cpu)
         layers, maker = self._int8[opset]
-        return self._graph(onnx.load(layers), Int8Table), maker
+        return self._graph(WeightedModel.read(layers), Int8Table), maker
 
     def unpacked_graph(self, opset: int) -> WeightedModel:
         """The graph with weights in eight bits, and products in float32."""
@@ -124,11 +124,10 @@ class Workshop:
         layers = block_layers(self.layers(opset), bits=4, block=blocks.block, counted=self.counted)
         return self._graph(layers, table)
 
-    def _graph(self, layers: onnx.ModelProto, table: MakeTable) -> WeightedModel:
-        """Returns the whole step of a drafter as one graph: the embedding, these layers, the head
-        and the choice of the likeliest tokens. `table` decides in which precision the matrices
-        are stored; `docs/export.md` has the inputs and outputs."""
-        model = WeightedModel.take(layers)
+    def _graph(self, model: WeightedModel, table: MakeTable) -> WeightedModel:
+        """Makes the whole step of a drafter of its layers, and returns it: the embedding, the layers
+        in `model`, the head and the choice of the likeliest tokens. `table` decides in which
+        precision the matrices are stored; `docs/export.md` has the inputs and outputs."""
         graph = model.proto.graph
         types = {
             value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)
@@ -281,10 +280,11 @@ def int8_by_optimum(layers: Path, work: Path, cpu: str, skip: Sequence[str]) -> 
 
 def block_layers(
     layers: Path, *, bits: int, block: int, counted: Counted = uncounted
-) -> onnx.ModelProto:
+) -> WeightedModel:
     """Returns the layers with weights of `bits` bits that share a scale in blocks of `block`; their
     products are computed in eight bits (accuracy level 4). `counted` is told of each matrix."""
-    model = onnx.load(layers)
+    skip = products_of_activations(onnx.load(layers, load_external_data=False))
+    model = WeightedModel.read(layers)
     settings = DefaultWeightOnlyQuantConfig(
         block_size=block,
         is_symmetric=True,
@@ -292,54 +292,65 @@ def block_layers(
         bits=bits,
         op_types_to_quantize=("MatMul",),
     )
-    skip = products_of_activations(model)
-    quantizer = MatMulNBitsQuantizer(model, nodes_to_exclude=skip, algo_config=settings)
-    _count_matrices(quantizer, model, skip, counted)
+    quantizer = MatMulNBitsQuantizer(model.proto, nodes_to_exclude=skip, algo_config=settings)
+    _give_matrices(quantizer, model, skip, counted)
     with quiet():
         quantizer.process()
-    result: onnx.ModelProto = quantizer.model.model
-    return result
+    read = {name for node in model.proto.graph.node for name in node.input}
+    model.weights = {name: value for name, value in model.weights.items() if name in read}
+    return model
 
 
-def _count_matrices(
-    quantizer: MatMulNBitsQuantizer,
-    model: onnx.ModelProto,
-    skip: Sequence[str],
-    counted: Counted,
+def _give_matrices(
+    quantizer: MatMulNBitsQuantizer, model: WeightedModel, skip: Sequence[str], counted: Counted
 ) -> None:
-    """Let a quantizer of this model tell `counted` of each matrix that it has done, with the number
-    of its weights. The library has no call for that: its function for one node is wrapped."""
-    sizes = {tensor.name: math.prod(tensor.dims) for tensor in model.graph.initializer}
-    products = [node for node in model.graph.node if node.op_type == "MatMul"]
+    """Let a quantizer of this model's graph have each matrix at its turn, and tell `counted` of it
+    with the number of its weights. The library has no call for that, and takes a graph with all
+    matrices in memory: its function for one node is wrapped."""
+    sizes = {tensor.name: math.prod(tensor.dims) for tensor in model.proto.graph.initializer}
+    sizes |= {name: value.size for name, value in model.weights.items()}
+    products = [node for node in model.proto.graph.node if node.op_type == "MatMul"]
     total = len(products) - len(skip)
     quantize = quantizer.node_quantizer.quantize
     number = 0
 
-    def quantize_and_count(node: onnx.NodeProto, graphs: list[onnx.GraphProto]) -> Any:
+    def quantize_one(node: onnx.NodeProto, graphs: list[onnx.GraphProto]) -> Any:
         nonlocal number
-        quantized = quantize(node, graphs)
+        name = node.input[1]
+        # Here the library finds the matrix, and adds what it makes of it.
+        beside = onnx.GraphProto()
+        if name in model.weights:
+            beside.initializer.append(numpy_helper.from_array(model.weights[name], name))
+        quantized = quantize(node, [*graphs, beside])
+        for tensor in beside.initializer:
+            if tensor.name != name:
+                model.add(tensor)
         number += 1
-        counted(sizes.get(node.input[1], 0), f"matrix {number} of {total} of the layers")
+        counted(sizes.get(name, 0), f"matrix {number} of {total} of the layers")
         return quantized
 
-    quantizer.node_quantizer.quantize = quantize_and_count
+    quantizer.node_quantizer.quantize = quantize_one
 
 
-def unpacked_layers(layers: Path) -> onnx.ModelProto:
+def unpacked_layers(layers: Path) -> WeightedModel:
     """Returns the layers with weights in eight bits, a scale for each column, and nodes that
     multiply the two into float32: the runtime does that once, when it loads the graph."""
-    model = onnx.load(layers)
-    graph = model.graph
-    weights = {tensor.name: tensor for tensor in graph.initializer}
+    model = WeightedModel.read(layers)
+    graph = model.proto.graph
+    small = {tensor.name: tensor for tensor in graph.initializer}
     factors = [node.input[1] for node in graph.node if node.op_type == "MatMul"]
     unpacking: list[onnx.NodeProto] = []
     for name in dict.fromkeys(factors):  # each once
-        if name not in weights:
+        if name in small:
+            weight = numpy_helper.to_array(small[name])
+            graph.initializer.remove(small[name])
+        elif name in model.weights:
+            weight = model.weights.pop(name)
+        else:
             continue  # an activation
-        codes, scale = _codes_and_scale(numpy_helper.to_array(weights[name]))
-        graph.initializer.remove(weights[name])
-        graph.initializer.append(numpy_helper.from_array(codes, f"{name}.int8"))
-        graph.initializer.append(numpy_helper.from_array(scale, f"{name}.scale"))
+        codes, scale = _codes_and_scale(weight)
+        model.constant(f"{name}.int8", codes)
+        model.constant(f"{name}.scale", scale)
         unpacking += _unpacking_nodes(name)
     nodes = [*unpacking, *graph.node]
     del graph.node[:]

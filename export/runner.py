@@ -182,10 +182,17 @@ class OrtRunner:
     """A step graph."""
 
     def __init__(
-        self, model: Path, spec: GraphSpec, *, threads: int = 1, extra_outputs: tuple[str, ...] = ()
+        self,
+        model: Path,
+        spec: GraphSpec,
+        *,
+        threads: int = 1,
+        extra_outputs: tuple[str, ...] = (),
+        packs: bool = True,
     ) -> None:
+        """Load a graph. Unless it `packs`, its weights stay in their file, and steps are slower."""
         self.spec = spec
-        self.session = open_session(model, threads=threads)
+        self.session = open_session(model, threads=threads, packs=packs)
         self._outputs = ["top_logp", "top_tokens", *spec.rows, *extra_outputs]
 
     def run(self, step: StepInput) -> list[Array]:

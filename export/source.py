@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from export.mapped import move_to_file
 from moa.config import TargetFacts
 from moa.drafters.contract import Drafter
 from moa.drafters.graph import GraphSpec
@@ -97,9 +98,10 @@ class Source:
         return _numpy(self.shared.head)
 
 
-def load_source(target: str, drafter: str) -> Source:
+def load_source(target: str, drafter: str, work: Path | None = None) -> Source:
     """Read a drafter, `independent:ID_OR_DIR` or a folder of ours, and the weights of the target
-    that it shares: the embedding, the head, and layers that it borrows."""
+    that it shares: the embedding, the head, and layers that it borrows. The weights are moved to
+    files in the folder `work` if one is given."""
     stored = find(drafter)
     stored.refuse_off_device()
     shares = stored.kind.shares_weights
@@ -112,7 +114,11 @@ def load_source(target: str, drafter: str) -> Source:
         part = read_partial_target(folder, borrowed=borrowed)
         facts = part.facts
         model = part.model
+        if work is not None:
+            move_to_file(model, work)  # before others refer to them
     module = stored.load(model, dataclasses.replace(facts, tokenizer_hash=tokenizer.hash))
+    if work is not None:
+        move_to_file(module, work)
     return Source(facts, tokenizer, module.eval(), stored.weights_id(facts))
 
 

@@ -203,9 +203,8 @@ def export_static(
         )
         assert program is not None
         program.save(path, external_data=True)
-    model = WeightedModel.take(onnx.load(path))
+    WeightedModel.read(path).save_whole(path)
     path.with_name(f"{path.name}.data").unlink(missing_ok=True)
-    model.save_whole(path)
 
 
 def _example_inputs(

@@ -1,5 +1,6 @@
 """An ONNX model with its weights stored separately: protobuf cannot hold 2 GB, and equal weights
-are stored once."""
+are stored once. Weights that were read stay in their file, mapped into memory, which the system can
+take back at any time."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import contextlib
 import hashlib
 import io
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +19,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import (
+    ExternalDataInfo,
+    load_external_data_for_tensor,
+    uses_external_data,
+)
 
 from moa.errors import UsageError
 
@@ -58,22 +65,35 @@ class WeightedModel:
     weights: dict[str, Array] = field(default_factory=dict)
 
     @classmethod
-    def take(cls, proto: onnx.ModelProto) -> WeightedModel:
-        """Returns a model with its larger initializers, the weights, taken out as arrays. What the
-        exporter says of each node's origin is dropped."""
-        small = []
-        weights = {}
-        for tensor in proto.graph.initializer:
-            if len(tensor.raw_data) > _INLINE:
-                weights[tensor.name] = numpy_helper.to_array(tensor)
-            else:
-                small.append(tensor)
+    def read(cls, path: Path) -> WeightedModel:
+        """Returns the model in a file with its larger initializers, the weights, as arrays; those
+        that lie in a file beside it are mapped. What the exporter says of each node's origin is
+        dropped."""
+        proto = onnx.load(path, load_external_data=False)
+        initializers = list(proto.graph.initializer)
         del proto.graph.initializer[:]
-        proto.graph.initializer.extend(small)
+        model = cls(proto)
+        for tensor in initializers:
+            if not uses_external_data(tensor):
+                model.add(tensor)
+                continue
+            value = _mapped(tensor, path.parent)
+            if value.nbytes > _INLINE:
+                model.weights[tensor.name] = value
+            else:
+                load_external_data_for_tensor(tensor, str(path.parent))
+                model.add(tensor)
         for node in proto.graph.node:
             node.ClearField("metadata_props")
             node.ClearField("doc_string")
-        return cls(proto, weights)
+        return model
+
+    def add(self, tensor: TensorProto) -> None:
+        """Add an initializer, as one of the weights unless it is small."""
+        if len(tensor.raw_data) > _INLINE:
+            self.weights[tensor.name] = numpy_helper.to_array(tensor)
+        else:
+            self.proto.graph.initializer.append(tensor)
 
     def constant(self, name: str, value: Array) -> str:
         """Add a constant to the graph, inline if it is small; returns its name. One that is there
@@ -151,3 +171,13 @@ class WeightedModel:
                     file.write(content)
                 places[name] = written[key]
         return places
+
+
+def _mapped(tensor: TensorProto, folder: Path) -> Array:
+    """Returns the value of an initializer that lies in a file of this folder, mapped."""
+    place = ExternalDataInfo(tensor)
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    shape = tuple(tensor.dims)
+    if not math.prod(shape):  # nothing cannot be mapped
+        return np.zeros(shape, dtype)
+    return np.memmap(folder / place.location, dtype, "r", place.offset or 0, shape)

@@ -64,12 +64,13 @@ class Int8Table:
     def __init__(self, name: str, rows: Matrix) -> None:
         """Quantize the rows to eight bits, each with a scale of its own."""
         self.name = name
-        scale = np.abs(rows).max(axis=1, keepdims=True) / 127.0
-        scale[scale == 0] = 1.0  # a row of zeros
-        self.scale: Matrix = scale.astype(np.float32)
+        self.scale: Matrix = np.empty((len(rows), 1), np.float32)
         self.rows = np.empty(rows.shape, np.int8)
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
+            scale = np.abs(rows[part]).max(axis=1, keepdims=True) / 127.0
+            scale[scale == 0] = 1.0  # a row of zeros
+            self.scale[part] = scale
             self.rows[part] = np.rint(rows[part] / self.scale[part])
 
     def embed(self, model: WeightedModel, ids: str, out: str) -> None:

@@ -59,15 +59,20 @@ def usable_cores() -> int:
     return os.cpu_count() or 2
 
 
-def open_session(model: Path, *, threads: int = 1, bounded: bool = False) -> Any:
+def open_session(
+    model: Path, *, threads: int = 1, bounded: bool = False, packs: bool = True
+) -> Any:
     """Load a graph for the CPU, and refuse one with loops or branches, which could run for ever. A
-    `bounded` graph allocates from memory of a limited size, which all graphs of this process
-    share."""
+    `bounded` graph allocates from memory of a limited size, which all graphs of this process share.
+    A graph that `packs` copies its matrices into the order in which the processor multiplies
+    fastest; else it reads them from its file, which is mapped."""
     refuse_control_flow(model)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # what fails is raised
+    if not packs:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     if bounded:
         _bound_memory(model)
         options.add_session_config_entry("session.use_env_allocators", "1")

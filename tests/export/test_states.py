@@ -181,7 +181,7 @@ def test_no_product_of_a_wide_drafter_is_left_unquantized(tmp_path: Path) -> Non
     save_drafter(StateDrafter.new(config, SharedWeights.of(loaded.model)), tmp_path / "drafter")
     source = load_source(str(wide), str(tmp_path / "drafter"))
     shop = Workshop(source, tmp_path, top_k=4)
-    graph = block_layers(shop.layers(OPSET), bits=4, block=32).graph
+    graph = block_layers(shop.layers(OPSET), bits=4, block=32).proto.graph
     count = Counter(node.op_type for node in graph.node)
     products = sum(
         isinstance(part, nn.Linear)
