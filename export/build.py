@@ -60,6 +60,7 @@ from moa.manifest import (
     Vocabulary,
 )
 from moa.process.busy import slowdown
+from moa.process.memory import give_back_free_memory
 from moa.target.contract import LoadOptions, Target
 from moa.target.memory_plan import plan_memory
 from moa.target.registry import open_target, source_of
@@ -312,6 +313,7 @@ class _Build:
             made = make_dynamic(shop, kind, folder, judge)
             if self.settings.time_steps:
                 times = step_times(made.files[0], self.source.spec, self.source.vocabulary)
+        give_back_free_memory()
         return describe(kind, made, self.folder, parity=difference, times=times)
 
     def _golden(self, variants: dict[str, Variant]) -> None:
