@@ -164,7 +164,7 @@ def test_a_part_that_lasts_is_told_again(tmp_path: Path, monkeypatch: pytest.Mon
     class Stop(Exception):
         pass
 
-    def load_source(target: str, drafter: str) -> Any:
+    def load_source(target: str, drafter: str, work: Path) -> Any:
         assert shown.wait(60)
         raise Stop
 
