@@ -50,15 +50,19 @@ MAKING = Cost(0.2, 15e-9)
 TIMING_SECONDS = 2.5
 """A dynamic variant's, which runs for so long however busy the machine is."""
 RECORDING = Cost(0.2, 5e-9)
-_MEMORY_PER_WEIGHT = 4.4
-"""Bytes of memory of its own (not of mapped files, which the system takes back) that a process has
-while it makes the `_SMALL_VARIANTS` of a language model. Measured on one of 0.63B weights, with the
-program: 2.8 GB while it is read in float32; 0.5 while the graph is exported, for the weights lie in
-a file then; 2.2 while it is compared with torch; 1.6 while it is quantized. A tenth is margin."""
-_SMALL_VARIANTS = frozenset({"cpu-int4", "cpu-fp32"})
-_MEMORY_PER_WEIGHT_OF_OTHERS = 12.0
-"""The library's quantizer to eight bits holds the layers' weights almost three times, 11 bytes for
-each. Drafters that were trained have not been measured."""
+# Bytes of memory of its own (not of mapped files, which the system takes back) that a process has
+# while it makes a bundle, a tenth above what was measured on a language model of 0.63B weights.
+_MEMORY_OF_FOUR_BITS = 4.4
+"""For each weight: 2.8 GB while it is read in float32. Then the weights lie in a file, and it takes
+0.5 GB while the graph is exported, 2.2 while it is compared with torch, 1.6 while it is quantized."""
+_MEMORY_OF_OTHERS = 8.0
+"""For each weight, in variants besides `cpu-int4`: 4.9 GB while a float32 graph is timed, with the
+runtime's own copies; 4.3 while one is converted for phones."""
+_MEMORY_OF_LAYERS = 12.5
+"""And for each weight of the layers: the library's quantizer to eight bits took 4.7 GB, almost
+three copies of the 0.36B there."""
+_MEMORY_OF_TRAINED = 12.0
+"""For each weight of a drafter that was trained: not measured."""
 _PROGRAM = 400_000_000
 """Bytes of memory that torch and the other libraries take."""
 _GRAPH = 2**20
@@ -82,10 +86,13 @@ class ExportPlan:
     def memory(self) -> int:
         """Bytes of memory that a build takes."""
         weights = self.sizes.layer_weights + self.embedding_weights + self.head_weights
-        per_weight = _MEMORY_PER_WEIGHT_OF_OTHERS
-        if self.sizes.kind == "independent" and self.variant_bytes.keys() <= _SMALL_VARIANTS:
-            per_weight = _MEMORY_PER_WEIGHT
-        return int(per_weight * weights) + _PROGRAM
+        if self.sizes.kind != "independent":
+            own = _MEMORY_OF_TRAINED * weights
+        elif self.variant_bytes.keys() == {"cpu-int4"}:
+            own = _MEMORY_OF_FOUR_BITS * weights
+        else:
+            own = max(_MEMORY_OF_OTHERS * weights, _MEMORY_OF_LAYERS * self.sizes.layer_weights)
+        return int(own) + _PROGRAM
 
     @property
     def disk(self) -> int:

@@ -121,15 +121,17 @@ def test_a_build_keeps_its_weights_on_its_disk(
 
 
 def test_the_plan_tells_variants_that_take_more_memory(tmp_path: Path) -> None:
-    folder = save_tiny("llama", tmp_path / "model", hidden_size=64, vocab_size=20_000)
+    folder = save_tiny("llama", tmp_path / "model", hidden_size=64, vocab_size=2000)
+    deep = save_tiny("llama", tmp_path / "deep", hidden_size=64, num_hidden_layers=8)
 
-    def memory(*variants: str) -> int:
-        return make_plan(str(folder), f"independent:{folder}", variants, None).memory
+    def per_weight(model: Path, *variants: str) -> float:
+        plan = make_plan(str(model), f"independent:{model}", variants, None)
+        return (plan.memory - 400_000_000) / plan.weights
 
-    assert memory("cpu-int4") == memory("cpu-fp32", "cpu-int4")
-    assert memory("cpu-int4", "cpu-int8") > memory("cpu-int4") + 7 * 20_000 * 64
-    weights = (memory("cpu-int8") - 400_000_000) // 12
-    assert memory("cpu-int4") < 4.5 * weights + 400_000_000
+    assert per_weight(folder, "cpu-int4") == pytest.approx(4.4, abs=0.01)
+    assert per_weight(folder, "cpu-int4", "cpu-fp32") == pytest.approx(8.0, abs=0.01)
+    assert per_weight(folder, "cpu-int8") == pytest.approx(8.0, abs=0.01)
+    assert 11 < per_weight(deep, "cpu-int8") < 12.5
 
 
 class Tied(nn.Module):
