@@ -125,8 +125,8 @@ class Workshop:
         return self._graph(layers, table)
 
     def _graph(self, model: WeightedModel, table: MakeTable) -> WeightedModel:
-        """Makes the whole step of a drafter of its layers, and returns it: the embedding, the layers
-        in `model`, the head and the choice of the likeliest tokens. `table` decides in which
+        """Add to a drafter's layers, `model`, what makes them its whole step, and return that: the
+        embedding, the head and the choice of the likeliest tokens. `table` decides in which
         precision the matrices are stored; `docs/export.md` has the inputs and outputs."""
         graph = model.proto.graph
         types = {

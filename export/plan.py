@@ -58,7 +58,7 @@ _MEMORY_OF_FOUR_BITS = 4.4
 _MEMORY_OF_OTHERS = 8.0
 """For each weight, in variants besides `cpu-int4`: 4.9 GB while a float32 graph is timed, with the
 runtime's own copies; 4.3 while one is converted for phones."""
-_MEMORY_OF_LAYERS = 12.5
+_MEMORY_OF_LAYERS = 13.0
 """And for each weight of the layers: the library's quantizer to eight bits took 4.7 GB, almost
 three copies of the 0.36B there."""
 _MEMORY_OF_TRAINED = 12.0

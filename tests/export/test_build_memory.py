@@ -131,7 +131,7 @@ def test_the_plan_tells_variants_that_take_more_memory(tmp_path: Path) -> None:
     assert per_weight(folder, "cpu-int4") == pytest.approx(4.4, abs=0.01)
     assert per_weight(folder, "cpu-int4", "cpu-fp32") == pytest.approx(8.0, abs=0.01)
     assert per_weight(folder, "cpu-int8") == pytest.approx(8.0, abs=0.01)
-    assert 11 < per_weight(deep, "cpu-int8") < 12.5
+    assert 11 < per_weight(deep, "cpu-int8") < 13
 
 
 class Tied(nn.Module):
