@@ -34,7 +34,6 @@ from moa.api.encoding import answer_limit, encoded
 from moa.api.errors import stopping
 from moa.api.fairness import charged
 from moa.api.logprobs import scored
-from moa.api.tools import ToolFormat
 from moa.chat.template import ChatTemplate
 from moa.errors import CapacityError, MoaError, RemoteError, UsageError
 from moa.sampling import SamplingSettings
@@ -136,11 +135,6 @@ class VerifierAnswerer:
     def model(self) -> str:
         """The target's name."""
         return self._model
-
-    @property
-    def tool_format(self) -> ToolFormat:
-        """That of the target's template."""
-        return ToolFormat.of(self._tokenizer.template)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -9,35 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from cloud_verifier.upstream.json_style import JsonStyle
-from moa.api.tools import OfferedCalls, begun_length
+from moa.api.calls import CALL_HEAD, MOST_KEPT, begun_length, calls_in, may_be_call, opening
+from moa.api.tools import OfferedCalls
 
-_HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:parameters|arguments)"\s*:\s*(?=\{)')
-"""A call up to its arguments, if these are an object."""
-_FIRST_KEY = re.compile(r'\{\s*(?:"([^"]*)("?))?')
-_ARGUMENTS = ("arguments", "parameters")
-_KEYS = ("name", "type", "id", "function", "tool_calls", *_ARGUMENTS)
-"""What a call in JSON may have, or what it is wrapped in, as OpenAI's own."""
-_FENCE = "```"
-_FENCED = ("", "json", "tool_call", "tool_calls")
-"""What a fence around a call is said to hold."""
-_LONGEST_FIRST_LINE = 16
-_MARKS = ("<tool_call>", "[TOOL_CALLS]")
-"""What models write before a call."""
-_MOST_KEPT = 2**14
-"""Characters in which a call is looked for, beside the arguments of one: what is longer is none."""
 _MOST_BRACES = 16
 """Places at which one may begin."""
-
-
-class _Call(NamedTuple):
-    """A call that a service has written."""
-
-    name: str
-    arguments: str
 
 
 class CallStyle:
@@ -91,13 +70,14 @@ class CallStyle:
     def _begin(self, *, last: bool) -> str:
         """Decide whether a call begins here. Where nothing but calls is allowed, what stands before
         the first one is left out."""
-        may_be = len(self._kept) <= _MOST_KEPT and not last
+        may_be = len(self._kept) <= MOST_KEPT and not last
         if self._offered.instead == "call":
             found = self._find()
         else:
-            place = _opening(self._kept)
+            place, _ = opening(self._kept)
             found = self._call_at(place) if place is not None and place >= 0 else ""
-            if place is None or (place >= 0 and not _may_be_call(self._kept[place:])):
+            names = self._offered.names
+            if place is None or (place >= 0 and not may_be_call(self._kept, place, names)):
                 may_be = False
         if found or may_be:
             return found
@@ -130,7 +110,7 @@ class CallStyle:
 
     def _go_on(self) -> str:
         """Look for another call behind one. What else stands there is left out."""
-        if self._offered.parallel and len(self._kept) <= _MOST_KEPT:
+        if self._offered.parallel and len(self._kept) <= MOST_KEPT:
             return self._find()
         self._state = "done"
         return self._form.closes
@@ -148,7 +128,7 @@ class CallStyle:
         """Return the call that begins at this place of the kept text, or its beginning up to the
         arguments; an empty text where none does, or not enough of it is there."""
         names = self._offered.names
-        head = _HEAD.match(self._kept, place)
+        head = CALL_HEAD.match(self._kept, place)
         if head is not None and head[1] in names:
             self._kept = self._kept[head.end() :]
             begun = self._open(head[1])
@@ -160,7 +140,7 @@ class CallStyle:
             value, end = json.JSONDecoder().raw_decode(self._kept, place)
         except (ValueError, RecursionError):
             return ""
-        calls = _calls_in(value, names)
+        calls = calls_in(value, names)
         if not calls:
             return ""
         self._kept = self._kept[end:]
@@ -205,60 +185,3 @@ class _EndOfObject:
                 if self._depth == 0:
                     return place + 1, True
         return len(text), False
-
-
-def _opening(text: str) -> int | None:
-    """Returns where the brace of a call stands that an answer begins with, behind marks and the
-    first line of a fence; -1 while that cannot be told, None where it begins with something else."""
-    rest = text.lstrip()
-    while not rest.startswith("{"):
-        mark = next((mark for mark in _MARKS if rest.startswith(mark)), "")
-        if mark:
-            rest = rest[len(mark) :].lstrip()
-        elif rest.startswith(_FENCE):
-            line, ends, behind = rest[len(_FENCE) :].partition("\n")
-            if not ends:
-                return -1 if len(line) <= _LONGEST_FIRST_LINE else None
-            if line.strip().lower() not in _FENCED:
-                return None
-            rest = behind.lstrip()
-        elif rest.startswith("[") and not _MARKS[1].startswith(rest[:2]):
-            rest = rest[1:].lstrip()  # a list of calls
-        elif any(one.startswith(rest) for one in (*_MARKS, _FENCE)):
-            return -1
-        else:
-            return None
-        if not rest:
-            return -1
-    return len(text) - len(rest)
-
-
-def _may_be_call(text: str) -> bool:
-    """Whether the JSON object that begins here may be a call, by its first key."""
-    first = _FIRST_KEY.match(text)
-    if first is None or first[1] is None:
-        return first is not None and not text[first.end() :]
-    if first[2]:
-        return first[1] in _KEYS
-    return any(key.startswith(first[1]) for key in _KEYS)
-
-
-def _calls_in(value: Any, names: Collection[str]) -> list[_Call]:
-    """Returns the calls that a JSON value is, or holds as OpenAI's API writes them; none if it is
-    something else, or calls what may not be called."""
-    if not isinstance(value, dict) or not value.keys() <= set(_KEYS):
-        return []
-    if isinstance(value.get("tool_calls"), list):
-        return [call for one in value["tool_calls"] for call in _calls_in(one, names)]
-    if isinstance(value.get("function"), dict):
-        return _calls_in(value["function"], names)
-    arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {})
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            return []
-    name = value.get("name")
-    if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
-        return []
-    return [_Call(name, json.dumps(arguments, ensure_ascii=False))]

@@ -54,7 +54,6 @@ from moa.api.encoding import answer_limit, encoded
 from moa.api.errors import ApiError, bad
 from moa.api.logprobs import scored
 from moa.api.present import Patience, next_in_time
-from moa.api.tools import ToolFormat
 from moa.errors import UsageError
 from moa.logprobs import TokenLogprobs
 from moa.process.rare_lines import RareLines
@@ -154,11 +153,6 @@ class EdgeAnswerer:
     def bundles_model(self) -> str:
         """Where the model came from that the bundle was made for."""
         return self._client.device.bundle.manifest.target.source
-
-    @property
-    def tool_format(self) -> ToolFormat:
-        """That of the bundle's template."""
-        return ToolFormat.of(self._client.device.codec.template)
 
     @property
     def tokenizer(self) -> TextCodec:

@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from moa.api.tools import ToolFormat, Tools
+from moa.api.calls import CallReader
+from moa.api.tools import Tools
 from moa.grammar.spec import Grammar
 
 Mode = Literal["hold", "provisional", "keep"]
@@ -37,9 +38,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a chat that outgrows the context may lose its oldest turns."""
 
     @property
-    def may_call(self) -> bool:
-        """Whether the answer may contain calls."""
-        return self.tools is not None and self.tools.choice != "none"
+    def call_reader(self) -> CallReader | None:
+        """What finds the calls in the answer; None if it may have none."""
+        if self.tools is None or self.tools.choice == "none":
+            return None
+        return self.tools.reader
 
 
 class Encoded(NamedTuple):
@@ -218,10 +221,6 @@ class Answerer(Protocol):
     @property
     def model(self) -> str:
         """The name of the model whose text it is."""
-
-    @property
-    def tool_format(self) -> ToolFormat:
-        """How the model writes calls."""
 
     @property
     def tokenizer(self) -> Any:

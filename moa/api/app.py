@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute, Route, Router
 
 from moa.api.access import Access
 from moa.api.answer import Answerer
+from moa.api.calls import CallReader
 from moa.api.completions import parse_chat, parse_completion
 from moa.api.errors import ApiError
 from moa.api.fairness import Fairness, charged, one_more
@@ -32,7 +33,6 @@ from moa.api.responses import ResponseShape, parse_response
 from moa.api.shapes import Shape, model_entry, model_list
 from moa.api.stream import streamed
 from moa.api.tokens import detokenized, properties, tokenized
-from moa.api.tools import ToolFormat
 from moa.process.memory import give_back_free_memory
 
 AnyCall = TypeVar("AnyCall", bound=ParsedRequest)
@@ -241,7 +241,7 @@ class Api:
     async def _answer(
         self,
         parse: Callable[[bytes, Defaults, str], AnyCall],
-        shape_of: Callable[[str, AnyCall, ToolFormat | None], Shape | ResponseShape],
+        shape_of: Callable[[str, AnyCall, CallReader | None], Shape | ResponseShape],
         request: Request,
         principal: str,
     ) -> Response:
@@ -250,9 +250,7 @@ class Api:
         body = await self._body(request, principal)
         call = _asked_by(_peer(request), parse(body, self.defaults, principal))
         self._check_model(call.model)
-        may_call = call.asks[0].question.may_call
-        tool_format = self.answerer.tool_format if may_call else None
-        shape = shape_of(self.answerer.model, call, tool_format)
+        shape = shape_of(self.answerer.model, call, call.asks[0].question.call_reader)
         if call.stream:
             # Its response has a status already where it is refused later.
             guard: Guard = request.app

@@ -3,8 +3,8 @@ or up to `</think>` where the prompt has opened it, as some templates do."""
 
 from __future__ import annotations
 
+from moa.api.calls import CallReader, WrittenCall, begun_length
 from moa.api.present import Show
-from moa.api.tools import ToolFormat, WrittenCall, begun_length
 from moa.text_stream import common_prefix
 
 _OPEN = "<think>"
@@ -42,14 +42,14 @@ class Separator:
     """One choice's text at its client, as reasoning, answer and calls."""
 
     def __init__(
-        self, *, separate: bool = True, thinking: bool = False, form: ToolFormat | None = None
+        self, *, separate: bool = True, thinking: bool = False, reader: CallReader | None = None
     ) -> None:
         """Begin with an empty text. Without `separate` all of the text is the answer; with
-        `thinking` it begins within the reasoning, which the prompt has opened. `form` is how the
-        model writes calls of tools, which are taken out of the answer; None: it may write none."""
+        `thinking` it begins within the reasoning, which the prompt has opened. The `reader` finds
+        calls of tools, which are taken out of the answer; None: it may have none."""
         self._separate = separate
         self._thinking = thinking
-        self._form = form
+        self._reader = reader
         self.calls: list[WrittenCall] = []
         """The complete calls of the latest text."""
         self._text = ""
@@ -68,8 +68,8 @@ class Separator:
         answer = text
         if self._separate:
             reasoning, answer = split(text, thinking=self._thinking, last=last)
-        if self._form is not None:
-            answer, self.calls, rest = self._form.split(answer, last=last)
+        if self._reader is not None:
+            answer, self.calls, rest = self._reader.split(answer, last=last)
             if last:
                 answer += rest  # a call that was never completed is text
         return reasoning, answer

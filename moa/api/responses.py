@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from moa.api import logprobs
 from moa.api.answer import Began, Counts, Ended, LinkNews, Note, Reading, Scored
+from moa.api.calls import CallReader, WrittenCall
 from moa.api.errors import ApiError, bad
 from moa.api.parts import Separator
 from moa.api.present import Show
@@ -34,7 +35,7 @@ from moa.api.requests import (
     token_limit,
 )
 from moa.api.shapes import why_of
-from moa.api.tools import Function, Tool, ToolFormat, WrittenCall, chosen
+from moa.api.tools import Function, Tool, chosen
 from moa.logprobs import MAX_TOP
 
 ShortText = Annotated[str, Meta(max_length=512)]
@@ -245,11 +246,11 @@ class OutputItem:
 class ResponseShape:
     """One response: its current state, and the events for each change."""
 
-    def __init__(self, model: str, call: ResponseCall, form: ToolFormat | None = None) -> None:
-        """Begin the response to a request (`call`), which is in progress. `form` is how the model
-        writes calls of tools; None: it may write none."""
+    def __init__(self, model: str, call: ResponseCall, reader: CallReader | None = None) -> None:
+        """Begin the response to a request (`call`), which is in progress. The `reader` finds calls
+        of tools in what the model writes; None: it may write none."""
         self.id = f"resp_{secrets.token_hex(16)}"
-        self._form = form
+        self._reader = reader
         self.marked = call.asks[0].mode == "provisional"
         """For clients that know our events, and so can take text back."""
         self._parts = Separator()
@@ -311,7 +312,7 @@ class ResponseShape:
 
     def begin(self, index: int, event: Began) -> Iterator[dict[str, Any]]:
         """Events for a new response, which has one choice."""
-        self._parts = Separator(thinking=event.thinking, form=self._form)
+        self._parts = Separator(thinking=event.thinking, reader=self._reader)
         yield self._event("response.created", response=self.snapshot())
         yield self._event("response.in_progress", response=self.snapshot())
 
@@ -378,7 +379,7 @@ class ResponseShape:
         log-probabilities of tokens in it; `alone` says that the device wrote it without the
         verifier."""
         item = self._item(kind)
-        if item is None:
+        if item is None or (part.text and self._is_behind_calls()):
             yield from self._close_items()
             item = OutputItem(kind)
             self._items.append(item)
@@ -403,11 +404,16 @@ class ResponseShape:
             yield self._part_event(item, f"response.{item.content}.delta", delta=part.text, **more)
 
     def _item(self, kind: OutputKind) -> OutputItem | None:
-        """The reasoning or the message, if it has begun."""
-        for item in self._items:
+        """The reasoning or the message, if it has begun; the latest."""
+        for item in reversed(self._items):
             if isinstance(item, OutputItem) and item.kind == kind:
                 return item
         return None
+
+    def _is_behind_calls(self) -> bool:
+        """Whether what is written now stands behind calls that were sent already. Where
+        text may be withdrawn, its positions count in one item, and calls come last."""
+        return not self.marked and isinstance(self._items[-1], dict)
 
     def _close_items(self) -> Iterator[dict[str, Any]]:
         """Yield the events that end the reasoning and the message, where they have begun and have

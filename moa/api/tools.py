@@ -1,5 +1,4 @@
-"""Tool calls: how each family writes them, the grammar that makes a model write them so, and their
-parts. Pure."""
+"""Tool calls: how each family writes them, and the grammar that makes a model write them so. Pure."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 import msgspec
 from msgspec import Meta
 
+from moa.api.calls import CallReader
 from moa.api.errors import bad
 from moa.grammar.spec import JSON_STYLE, Grammar, closed
 
@@ -42,16 +42,15 @@ class Tools(msgspec.Struct, frozen=True):
     choice: str = "auto"
     parallel: bool = True
 
+    @property
+    def reader(self) -> CallReader:
+        """What finds calls of them in an answer."""
+        names = [tool.function.name for tool in self.tools]
+        return CallReader(names, parallel=self.parallel)
+
 
 Instead = Literal["call", "json", "text"]
 """What an answer may be instead of calls: nothing else, JSON of a schema, or any text."""
-
-
-class WrittenCall(NamedTuple):
-    """A call that the model has written."""
-
-    name: str
-    arguments: str
 
 
 class ToolFormat(NamedTuple):
@@ -209,47 +208,6 @@ class ToolFormat(NamedTuple):
         form = f"{self.before}{call}{self.after}"
         return f"You have access to functions. To call one, answer only {form}\n{functions}"
 
-    # ---- what it has written
-
-    def split(self, text: str, *, last: bool = True) -> tuple[str, list[WrittenCall], str]:
-        """Split what the model has written into the text before its first call, the complete calls,
-        and what is left of an incomplete one. Of a text that still grows (not `last`), an end that
-        may begin a call counts as one."""
-        first_call = self._find_call(text)
-        if first_call < 0:
-            held_back = 0 if last else begun_length(self.before.strip(), text)
-            end = len(text) - held_back
-            return text[:end], [], text[end:]
-        calls, rest = self._calls_of(text[first_call:])
-        return text[:first_call], calls, rest
-
-    def _find_call(self, text: str) -> int:
-        """Where the first call begins; -1 if there is none."""
-        mark = self.before.strip()
-        if mark:
-            return text.find(mark)
-        # Without a mark, what begins as a call is calls from the start.
-        return 0 if text.startswith(self.opens or "{") else -1
-
-    def _calls_of(self, text: str) -> tuple[list[WrittenCall], str]:
-        """Read the calls of a text that begins with one: JSON objects, with marks around them.
-        Returns the complete ones, and what is left of an incomplete one."""
-        calls: list[WrittenCall] = []
-        rest = text
-        decoder = json.JSONDecoder()
-        while True:
-            start = rest.find("{")
-            if start < 0:
-                # Nothing but marks after the last call; without a call it may be its beginning.
-                return calls, "" if calls else rest
-            try:
-                call, end = decoder.raw_decode(rest, start)
-                arguments = json.dumps(call[self.key], ensure_ascii=False)
-                calls.append(WrittenCall(str(call["name"]), arguments))
-            except (ValueError, KeyError, RecursionError):
-                return calls, rest
-            rest = rest[end:]
-
 
 class OfferedCalls(NamedTuple):
     """What a grammar of calls allows, as far as somebody must know who writes an answer anew in our
@@ -285,14 +243,6 @@ def offered_calls(grammar: Grammar) -> OfferedCalls | None:
             texts = [json.loads(text) for text in _TEXT_IN_RULE.findall(line)]
             names.append(json.loads(texts[3]))  # behind `{`, `"name"` and `: `
     return OfferedCalls(form, frozenset(names), instead, parallel)
-
-
-def begun_length(mark: str, text: str) -> int:
-    """Length of the end of `text` that may be the beginning of a `mark` which is to come."""
-    for length in range(len(mark) - 1, 0, -1):
-        if text.endswith(mark[:length]):
-            return length
-    return 0
 
 
 def chosen(choice: Any, tools: Sequence[Tool] | None, parallel: bool | None) -> Tools | None:

@@ -15,7 +15,6 @@ from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Encoded, E
 from moa.api.app import Api
 from moa.api.connections import serving
 from moa.api.guard import Guard
-from moa.api.tools import ToolFormat
 from moa.process.listening import Port
 from moa.process.memory import leave_out_what_is_loaded
 
@@ -47,7 +46,6 @@ class Scripted:
     """Plays a script for each ask; an `asyncio.Event` in it is waited for."""
 
     model = MODEL
-    tool_format = ToolFormat.of("<tool_call> tools")
 
     def __init__(self, script: Script) -> None:
         self._script = script

@@ -11,12 +11,13 @@ import pytest
 from openai import AsyncOpenAI
 from tokenizers import Tokenizer
 
+from moa.api.answer import AnswerEvent, Began, Cut, Piece
 from moa.api.errors import ApiError
 from moa.api.parts import Separator
 from moa.api.present import Show
 from moa.api.tools import Function, Tool, ToolFormat, Tools, chosen, listed
 from moa.grammar.spec import Grammar, GrammarError
-from tests.api.scripted import MODEL, Scripted, says, served
+from tests.api.scripted import MODEL, Scripted, ended, says, served
 from tests.grammar.corpus import FILE, compiler
 
 PLACE = {
@@ -92,7 +93,7 @@ def test_a_model_writes_what_is_found(family: str) -> None:
         ),
     ):
         assert {kind for kind, grammar in allowed.items() if accepts(grammar, text)} == kinds, text
-    assert form.split(two) == ("", [weather, clock], "")
+    assert BOTH.reader.split(two) == ("", [weather, clock], "")
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -107,7 +108,7 @@ def test_pieces_of_any_size_give_the_same(family: str, size: int) -> None:
         (calls[:25], calls[:25], 0),
         ("", "", 0),
     ):
-        separator = Separator(form=form)
+        separator = Separator(reader=BOTH.reader)
         shown = ""
         for start in range(0, len(text), size):
             shown += separator.take(Show(text[start : start + size], 0))[1].text
@@ -153,13 +154,22 @@ def test_a_template_without_tools_is_told_of_them() -> None:
 
 
 CALLING = "I look.\n" + written(form_of("qwen"), ("get_weather", ROME), ("clock", NOW))
+FENCED = """```json
+{
+  "name": "get_weather",
+  "arguments": {
+    "city": "Rome"
+  }
+}
+```"""
+"""As Qwen2.5-Coder writes a call."""
 
 
 @contextlib.asynccontextmanager
-async def calling() -> AsyncIterator[tuple[Scripted, AsyncOpenAI]]:
-    """A model that calls both."""
+async def calling(text: str = CALLING) -> AsyncIterator[tuple[Scripted, AsyncOpenAI]]:
+    """A model that writes this: it calls both."""
     async with (
-        served(says(*(CALLING[at : at + 7] for at in range(0, len(CALLING), 7)))) as (
+        served(says(*(text[at : at + 7] for at in range(0, len(text), 7)))) as (
             answerer,
             address,
         ),
@@ -191,6 +201,79 @@ async def test_openai_finds_the_calls(stream: bool) -> None:
     assert asked is not None
     assert asked.choice == "auto"
     assert (plain.finish_reason, plain.message.content) == ("stop", CALLING)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("behind", "content"), [("", None), ("\n\nThen I tell you.", True)])
+async def test_a_call_in_a_fence_is_one(stream: bool, behind: str, content: bool | None) -> None:
+    how: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    how["tools"] = [listed(WEATHER)]
+    async with calling(FENCED + behind) as (_, client):
+        if stream:
+            async with client.chat.completions.stream(**how) as events:
+                choice: Any = (await events.get_final_completion()).choices[0]
+        else:
+            choice = (await client.chat.completions.create(**how)).choices[0]
+        # An ordinary answer in JSON, where nothing of that name is offered.
+        how["tools"] = [listed(CLOCK)]
+        other = (await client.chat.completions.create(**how)).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert (choice.message.content or None) == (behind.strip() if content else None)
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("get_weather", ROME)
+    assert (other.finish_reason, other.message.content) == ("stop", FENCED + behind)
+    assert other.message.tool_calls is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_stands_behind_a_call_is_a_message_of_its_own(stream: bool) -> None:
+    text = f"I look.\n{FENCED}\nThen I tell you."
+    how: Any = {"model": MODEL, "input": "hi"}
+    how["tools"] = [{"type": "function", **listed(WEATHER)["function"]}]
+    async with calling(text) as (_, client):
+        if not stream:
+            response: Any = await client.responses.create(**how)
+        else:
+            done = []
+            async with client.responses.stream(**how) as events:
+                async for event in events:
+                    if event.type == "response.output_item.done":
+                        done.append(event.item.id)
+                response = await events.get_final_response()
+            assert done == [item.id for item in response.output], "each is ended once"
+    first, call, second = response.output
+    assert first.content[0].text == "I look.\n"
+    assert (call.name, call.arguments) == ("get_weather", ROME)
+    assert second.content[0].text == "Then I tell you."
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+async def test_a_call_that_may_be_withdrawn_is_sent_at_the_end(confirmed: bool) -> None:
+    told = f"I look.\n{FENCED}"
+    script: list[AnswerEvent] = [Began(), Piece("I look.\n"), Piece(FENCED, verified=False)]
+    if not confirmed:
+        told = "I look.\n```json\n{}\n```"
+        script += [Cut(len("I look.\n```json\n{")), Piece("}\n```")]
+    script.append(ended(told))
+    how: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    async with (
+        served(script) as (_, address),
+        AsyncOpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client,
+    ):
+        stream = await client.chat.completions.create(
+            **how, tools=[listed(WEATHER)], extra_body={"moa": {"mode": "provisional"}}
+        )
+        choices = [chunk.choices[0] async for chunk in stream]
+    text = ""
+    for choice in choices:
+        marks: dict[str, Any] = getattr(choice, "moa", {})
+        text = text[: marks.get("cut")] + (choice.delta.content or "")
+        assert marks.get("verified", 0) <= len(text)
+    calls = [call for choice in choices for call in choice.delta.tool_calls or ()]
+    assert not any(choice.delta.tool_calls for choice in choices[:-2])
+    assert len(calls) == confirmed
+    assert text == ("I look.\n" if confirmed else "I look.\n```json\n{}\n```")
+    assert choices[-1].finish_reason == ("tool_calls" if confirmed else "stop")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 
 from edge_client import EdgeClient
@@ -32,11 +33,13 @@ QUESTION: dict[str, Any] = {
     "tools": [TOOL],
 }
 NAMED = {"type": "function", "function": {"name": "temperature"}}
+OWN = json.dumps(CALL)
+MARKED = f"<tool_call>\n{json.dumps(CALL)}\n</tool_call>"
 BEHIND_WORDS = f"I will look.\n\n```json\n{json.dumps(CALL, indent=2)}\n```"
 
 
-async def answered(service: Service, asked: dict[str, Any]) -> dict[str, Any]:
-    """The answer of a device's endpoint with this service behind it."""
+async def replied(service: Service, asked: dict[str, Any]) -> httpx.Response:
+    """What a device's endpoint sends with this service behind it."""
     async with (
         running(service) as upstream,
         EdgeClient(upstream=upstream.url, upstream_api="chat", settle_seconds=60) as device,
@@ -45,8 +48,30 @@ async def answered(service: Service, asked: dict[str, Any]) -> dict[str, Any]:
         await device.wait_online(60)
         answer = await http.post("/v1/chat/completions", json=QUESTION | asked)
     assert answer.status_code == 200, answer.text
+    return answer
+
+
+async def answered(service: Service, asked: dict[str, Any]) -> dict[str, Any]:
+    """The choice of a whole answer."""
+    answer = await replied(service, asked)
     choice: dict[str, Any] = answer.json()["choices"][0]
     return choice
+
+
+async def streamed(service: Service, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """The choices of a stream's chunks."""
+    answer = await replied(service, asked)
+    data = [line.removeprefix("data: ") for line in answer.text.splitlines()]
+    events = [json.loads(one) for one in data if one.startswith("{")]
+    return [choice for event in events for choice in event["choices"]]
+
+
+def joined(choices: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A stream's last choice, and the message that its chunks are."""
+    deltas = [choice["delta"] for choice in choices]
+    content = "".join(delta.get("content", "") for delta in deltas)
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    return choices[-1], {"content": content, "tool_calls": calls}
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
@@ -67,6 +92,29 @@ async def test_a_call_behind_words_is_the_services_where_one_is_demanded() -> No
     (call,) = told["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == ROME
     assert len(service.asked) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "written", [BEHIND_WORDS, f"I will look.\n\n{MARKED}", f"I will look.\n\n[TOOL_CALLS] [{OWN}]"]
+)
+async def test_words_before_a_call_are_text_where_none_is_demanded(
+    written: str, stream: bool
+) -> None:
+    """The bundle's template has no mark for calls, so that no grammar of ours knows them there."""
+    asked: dict[str, Any] = {"tool_choice": "auto", "stream": stream}
+    if not stream:
+        told = await answered(Service(answer=written), asked)
+        assert told["moa"] == {"reason": "eos", "verified": True}
+        message = told["message"]
+    else:
+        told, message = joined(await streamed(Service(answer=written), asked))
+        assert told["moa"] == {"reason": "eos", "all_verified": True}
+    assert told["finish_reason"] == "tool_calls"
+    assert message["content"] == "I will look.\n\n"
+    (call,) = message["tool_calls"]
+    assert call["function"]["name"] == "temperature"
+    assert json.loads(call["function"]["arguments"]) == ROME
 
 
 async def test_an_answer_in_words_stays_one() -> None:

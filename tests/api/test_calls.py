@@ -1,0 +1,191 @@
+"""Calls in what a model writes freely: found in every style, in pieces of any size, and nothing else
+taken for one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moa.api.calls import CallReader, WrittenCall
+from moa.api.parts import Separator
+from moa.api.present import Show
+
+READER = CallReader(["find_flight", "clock"])
+FLIGHT = {"to": 'Lisbon "{"', "day": "2026-12-03"}
+FLIGHT_CALL = WrittenCall("find_flight", json.dumps(FLIGHT))
+CLOCK_CALL = WrittenCall("clock", "{}")
+OBJECT: dict[str, Any] = {"name": "find_flight", "arguments": FLIGHT}
+CLOCK: dict[str, Any] = {"name": "clock", "parameters": {}}
+
+
+def fenced(*objects: Any, kind: str = "json") -> str:
+    """As Qwen2.5-Coder writes a call in words of its own."""
+    texts = "\n".join(json.dumps(one, indent=2) for one in objects)
+    return f"```{kind}\n{texts}\n```"
+
+
+def marked(value: Any) -> str:
+    return f"<tool_call>\n{json.dumps(value)}\n</tool_call>"
+
+
+def in_pieces(text: str, sizes: Sequence[int] = (1,)) -> tuple[str, list[WrittenCall]]:
+    """What a client has of a text that comes in pieces: nothing is ever taken back."""
+    separator = Separator(reader=READER)
+    shown = ""
+    calls: list[WrittenCall] = []
+    place = 0
+    number = 0
+    while place < len(text):
+        size = sizes[number % len(sizes)]
+        piece = text[place : place + size]
+        place += size
+        number += 1
+        _, answer = separator.take(Show(piece, min(place, len(text))))
+        assert answer.cut is None
+        shown += answer.text
+        assert answer.verified == len(shown)
+        assert separator.calls[: len(calls)] == calls
+        calls = separator.calls
+    _, answer = separator.take(None, last=True)
+    assert answer.cut is None
+    assert separator.calls[: len(calls)] == calls
+    return shown + answer.text, separator.calls
+
+
+FOUND = {
+    "in a fence": (fenced(OBJECT), ""),
+    "in a fence of no kind": (fenced(OBJECT, kind=""), ""),
+    "in a fence of a call": (fenced(OBJECT, kind="tool_call"), ""),
+    "in an indented fence": (f"1. It:\n   {fenced(OBJECT)}\n", "1. It:\n   "),
+    "bare": (json.dumps(OBJECT), ""),
+    "behind space": ("\n " + json.dumps(OBJECT), ""),
+    "with parameters": (json.dumps({"name": "find_flight", "parameters": FLIGHT}), ""),
+    "with its arguments first": (json.dumps({"arguments": FLIGHT, "name": "find_flight"}), ""),
+    "with arguments as a text": (json.dumps(OBJECT | {"arguments": json.dumps(FLIGHT)}), ""),
+    "as OpenAI's": (json.dumps({"id": "1", "type": "function", "function": OBJECT}), ""),
+    "in a mark": (marked(OBJECT), ""),
+    "in another mark": (f"[TOOL_CALLS] [{json.dumps(OBJECT)}]", ""),
+    "in a list": (f"[{json.dumps(OBJECT)}]", ""),
+    "a fence behind words": (f"Let me look.\n\n{fenced(OBJECT)}", "Let me look.\n\n"),
+    "a mark behind words": (f"Let me look.\n{marked(OBJECT)}", "Let me look.\n"),
+    "another mark behind words": (f"I look: [TOOL_CALLS] [{json.dumps(OBJECT)}]", "I look: "),
+    "behind code": (
+        f"```python\nprint(1)\n```\nNow:\n{fenced(OBJECT)}",
+        "```python\nprint(1)\n```\nNow:\n",
+    ),
+    "before words": (f"{fenced(OBJECT)}\n\nThen I book it.", "Then I book it."),
+    "with more in its fence": (f"```json\n{json.dumps(OBJECT)}\nso\n```", "so\n```"),
+}
+"""Texts with the one call, and what else they say."""
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+@pytest.mark.parametrize("how", FOUND)
+def test_a_call_is_found_however_it_is_written(how: str, size: int) -> None:
+    text, said = FOUND[how]
+    assert in_pieces(text, [size]) == (said, [FLIGHT_CALL])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        fenced(OBJECT, CLOCK),
+        fenced([OBJECT, CLOCK]),
+        f"{fenced(OBJECT)}\n\n{fenced(CLOCK)}",
+        f"{fenced(OBJECT)}\n{marked(CLOCK)}",
+        f"{marked(OBJECT)}\n{fenced(CLOCK)}",
+        f"{json.dumps(OBJECT)}; {json.dumps(CLOCK)}",
+        json.dumps({"tool_calls": [{"function": OBJECT}, {"function": CLOCK}]}),
+    ],
+)
+def test_several_calls_are_found_or_the_first_alone(text: str) -> None:
+    assert in_pieces(text) == ("", [FLIGHT_CALL, CLOCK_CALL])
+    one = CallReader(["find_flight", "clock"], parallel=False)
+    assert one.split(f"{text}\nBoth.") == ("Both.", [FLIGHT_CALL], "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It is warm.",
+        "",
+        "``",
+        '```json\n{"name": "Ada", "born": 1815}\n```',
+        '```json\n{"name": "Ada", "arguments": {"born": 1815}}\n```',
+        '{"name": "clock", "price": 3}',
+        '{"name": "clock"}',
+        '{"name": "clock", "arguments": [1]}',
+        '{"name": "clock", "arguments": {}, "why": "to know"}',
+        '{"name": "clock", "arguments": {"a" 1}}',
+        '{"name": "clock", "arguments": {"a": 1',
+        "[1] is a footnote, {this} is none.",
+        "[TODO]",
+        "<tool_call> is Qwen's mark.",
+        f"```python\ncall = {json.dumps(OBJECT)}\n```",
+        f"The call is ```{json.dumps(OBJECT)}``` here.",
+        f"The call is {json.dumps(OBJECT)}.",
+    ],
+)
+def test_what_is_no_call_stays_text(text: str) -> None:
+    assert in_pieces(text) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("begun", "shown"),
+    [
+        ("```", ""),
+        ("```js", ""),
+        ("```p", "```p"),
+        ("```json\n", ""),
+        ("```json\n[1", "```json\n[1"),
+        ('```json\n{"na', ""),
+        ('```json\n{"no', '```json\n{"no'),
+        ('{"name": "Ad', '{"name": "Ad'),
+        ('{"name": "clo', ""),
+        ('{"name": "clock", "pri', '{"name": "clock", "pri'),
+        ('{"name": "clock", "arguments": "no', ""),
+        ('{"name": "clock", "arguments": 3', '{"name": "clock", "arguments": 3'),
+        ("It is `", "It is "),
+        ("It is `x", "It is `x"),
+        ("It is <tool", "It is "),
+        ("It is <b", "It is <b"),
+    ],
+)
+def test_text_is_held_back_only_while_it_may_become_a_call(begun: str, shown: str) -> None:
+    assert READER.split(begun, last=False) == (shown, [], begun[len(shown) :])
+    assert READER.split(begun).rest == ""
+
+
+def test_what_is_held_back_is_bounded_beside_the_arguments_of_a_call() -> None:
+    long = "x" * 2**15
+    of_a_call = f'{{"name": "clock", "arguments": {{"text": "{long}'
+    assert READER.split(of_a_call, last=False) == ("", [], of_a_call)
+    perhaps = f'{{"arguments": {{"text": "{long}'
+    assert READER.split(perhaps[:100], last=False).rest == perhaps[:100]
+    assert READER.split(perhaps, last=False) == (perhaps, [], "")
+    whole = perhaps + '"}, "name": "clock"}'
+    assert READER.split(whole) == (whole, [], ""), "what was shown stays text"
+
+
+PARTS = (
+    "```", "json", "python", "\n", " ", "{", "}", "[", "]", ",", ":", '"', "\\", "`", "<",
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", '"name"', '"clock"', '"arguments"', ": ", "{}",
+    "\\u00e9", "-", "1.5e3", "true", "word", json.dumps(CLOCK), json.dumps(OBJECT, indent=1),
+    fenced(OBJECT), '{"arguments": ',
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.sampled_from(PARTS), max_size=12).map("".join),
+    st.lists(st.integers(1, 9), min_size=1, max_size=5),
+)
+def test_pieces_of_any_text_give_what_the_whole_gives(text: str, sizes: list[int]) -> None:
+    whole = READER.split(text)
+    assert whole.rest == ""
+    assert in_pieces(text, sizes) == (whole.text, whole.calls)
