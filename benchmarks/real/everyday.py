@@ -216,7 +216,7 @@ async def _agent(asker: _Asker, prompts: Sequence[Prompt], tokens: int) -> int:
         text = await asker.ask(
             asker.format.messages(messages, tools), _WHOLE, grammar=grammar, tools=_TOOLS
         )
-        said, calls, _rest = tools.reader.split(text)
+        said, calls = tools.reader().split(text)
         if not calls:
             return int(len(called) == len(_TOOLS) and _RESULTS["book"]["code"] in text)
         (call,) = calls[:1]

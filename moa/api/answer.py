@@ -37,12 +37,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     may_trim: bool = True
     """Whether a chat that outgrows the context may lose its oldest turns."""
 
-    @property
     def call_reader(self) -> CallReader | None:
-        """What finds the calls in the answer; None if it may have none."""
+        """Returns what finds the calls in one answer; None if it may have none."""
         if self.tools is None or self.tools.choice == "none":
             return None
-        return self.tools.reader
+        return self.tools.reader()
 
 
 class Encoded(NamedTuple):

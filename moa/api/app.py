@@ -18,7 +18,6 @@ from starlette.routing import BaseRoute, Route, Router
 
 from moa.api.access import Access
 from moa.api.answer import Answerer
-from moa.api.calls import CallReader
 from moa.api.completions import parse_chat, parse_completion
 from moa.api.errors import ApiError
 from moa.api.fairness import Fairness, charged, one_more
@@ -241,7 +240,7 @@ class Api:
     async def _answer(
         self,
         parse: Callable[[bytes, Defaults, str], AnyCall],
-        shape_of: Callable[[str, AnyCall, CallReader | None], Shape | ResponseShape],
+        shape_of: Callable[[str, AnyCall], Shape | ResponseShape],
         request: Request,
         principal: str,
     ) -> Response:
@@ -250,7 +249,7 @@ class Api:
         body = await self._body(request, principal)
         call = _asked_by(_peer(request), parse(body, self.defaults, principal))
         self._check_model(call.model)
-        shape = shape_of(self.answerer.model, call, call.asks[0].question.call_reader)
+        shape = shape_of(self.answerer.model, call)
         if call.stream:
             # Its response has a status already where it is refused later.
             guard: Guard = request.app

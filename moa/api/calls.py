@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
@@ -39,6 +40,8 @@ _TEXT = re.compile(r'"([^"\\]*)("?)')
 _NEXT = re.compile(r"\s*,")
 _WAITS = -1
 """It cannot be told yet."""
+_TEXTS = 2
+"""An answer is split twice each time: as far as it is verified, and all of it."""
 
 
 class WrittenCall(NamedTuple):
@@ -48,77 +51,83 @@ class WrittenCall(NamedTuple):
     arguments: str
 
 
-class Split(NamedTuple):
-    """What a model has written, taken apart."""
+class _State(NamedTuple):
+    """How far a text is taken apart."""
 
-    text: str
-    """What stands before, between and behind the calls."""
-    calls: list[WrittenCall]
-    """The complete ones."""
-    rest: str
-    """What may still become a call."""
+    place: int = 0
+    """Where it goes on."""
+    said: str = ""
+    """The text without the calls, up to there."""
+    calls: tuple[WrittenCall, ...] = ()
+    may_begin: bool = True
+    """Whether a call may begin here without a mark: at the beginning, and behind another."""
+    in_fence: bool = False
 
 
 class CallReader:
-    """Finds the calls in what a model writes."""
+    """Finds the calls in what a model writes. It remembers how far it has come in a text, for what
+    is text or a call once stays so, whatever follows."""
 
     def __init__(self, names: Iterable[str], *, parallel: bool = True) -> None:
         """`names` are those of the functions that may be called. Without `parallel` only the
         first call counts: others behind it are left out, for the model can ask for them again."""
         self._names = frozenset(names)
         self._parallel = parallel
+        self._known: deque[tuple[str, _State]] = deque(maxlen=_TEXTS)
+        """Beginnings of the latest texts, and the states behind them."""
 
-    def split(self, text: str, *, last: bool = True) -> Split:
-        """Split a text into what is said and the calls. One may stand at the beginning, behind
-        another, or in a mark or a fence anywhere. Of a text that still grows (not `last`), an end
-        that may become a call is the rest; what was text or a call once stays so."""
-        said = ""
-        calls: list[WrittenCall] = []
-        place = 0
-        may_begin = True  # here, without a mark or fence
-        in_fence = False
-        while True:
-            if not may_begin:
-                mark, start = _next_mark(text, place)
-                if not mark:
-                    break
-                said += text[place:start]
-                place = start
-                if mark == _FENCE and (in_fence or not _begins_line(text, start)):
-                    in_fence = in_fence and not _begins_line(text, start)
-                    said += mark
-                    place += len(mark)
-                    continue
-            found = self._call_at(text, place, last=last)
-            if found is None:
-                if not may_begin:
-                    said += mark
-                    place += len(mark)
-                    in_fence = in_fence or mark == _FENCE
-                may_begin = False
-                continue
-            if found.end == _WAITS:
-                return Split(said, calls, text[place:])
-            calls += found.calls
-            if not self._parallel:
-                del calls[1:]
-            in_fence = found.in_fence or (may_begin and in_fence)
-            place, in_fence = _behind(text, found.end, in_fence=in_fence)
-            may_begin = True
-            if not last and _may_close(text[place:], in_fence=in_fence):
-                return Split(said, calls, text[place:])
-        behind = text[place:]
-        held_back = 0
+    def split(self, text: str, *, last: bool = True) -> tuple[str, list[WrittenCall]]:
+        """Split a text into what is said and the complete calls. One may stand at the beginning,
+        behind another, or in a mark or a fence anywhere. Of a text that still grows (not `last`),
+        an end that may become a call is in neither."""
+        states = [state for begun, state in self._known if text.startswith(begun)]
+        following: _State | None = max(states, default=_State())
+        while following is not None:
+            state = following
+            following = self._next(text, state, last=last)
         if not last:
-            held_back = max(begun_length(mark, behind) for mark in (*MARKS, _FENCE))
-        end = len(behind) - held_back
-        return Split(said + behind[:end], calls, behind[end:])
+            self._known.append((text[: state.place], state))
+        return state.said, list(state.calls)
+
+    def _next(self, text: str, state: _State, *, last: bool) -> _State | None:
+        """Returns the state behind the next thing that can be decided; None if nothing can be."""
+        place, said, calls, may_begin, in_fence = state
+        if place == len(text):
+            return None
+        mark = ""
+        if not may_begin:
+            mark, start = _next_mark(text, place)
+            if not mark and not last:
+                start -= max(begun_length(one, text) for one in (*MARKS, _FENCE))
+            if start > place:
+                return state._replace(place=start, said=said + text[place:start])
+            if not mark:
+                return None
+            begins_line = _begins_line(text, place)
+            if mark == _FENCE and (in_fence or not begins_line):
+                stays = in_fence and not begins_line
+                return state._replace(place=place + len(mark), said=said + mark, in_fence=stays)
+        elif calls:
+            place, in_fence = _behind(text, place, in_fence=in_fence)
+            if not last and _may_close(text[place:], in_fence=in_fence):
+                return None
+        found = self._call_at(text, place, last=last)
+        if found is None:
+            in_fence = in_fence or mark == _FENCE
+            return _State(place + len(mark), said + mark, calls, False, in_fence)
+        if found.end == _WAITS:
+            return None
+        calls += found.calls
+        if not self._parallel:
+            calls = calls[:1]
+        in_fence = found.in_fence or (may_begin and in_fence)
+        return _State(found.end, said, calls, True, in_fence)
 
     def _call_at(self, text: str, place: int, *, last: bool) -> _Found | None:
         """Returns the calls of the object that stands here, behind marks and the first line of a
         fence; None if it is none."""
         brace, in_fence = opening(text, place)
-        undecided = None if last else _Found([], _WAITS, in_fence)
+        undecided = None if last else _Found((), _WAITS, in_fence)
         if brace is None:
             return None
         if brace == _WAITS:
@@ -136,13 +145,13 @@ class CallReader:
         except (ValueError, RecursionError):
             return None
         calls = calls_in(value, self._names, demands_arguments=True)
-        return _Found(calls, end, in_fence) if calls and end - brace <= most else None
+        return _Found(tuple(calls), end, in_fence) if calls and end - brace <= most else None
 
 
 class _Found(NamedTuple):
     """Calls in a text."""
 
-    calls: list[WrittenCall]
+    calls: tuple[WrittenCall, ...]
     end: int
     """Where the object ends that holds them; `_WAITS` while that cannot be told."""
     in_fence: bool

@@ -69,9 +69,7 @@ class Separator:
         if self._separate:
             reasoning, answer = split(text, thinking=self._thinking, last=last)
         if self._reader is not None:
-            answer, self.calls, rest = self._reader.split(answer, last=last)
-            if last:
-                answer += rest  # a call that was never completed is text
+            answer, self.calls = self._reader.split(answer, last=last)
         return reasoning, answer
 
     def take(self, show: Show | None, *, last: bool = False) -> tuple[Show, Show]:
@@ -82,12 +80,15 @@ class Separator:
             self._text = self._text[: show.cut] + show.text
             self._verified = show.verified
         all_verified = self._verified == len(self._text)
-        verified_reasoning, verified_answer = self._split(
-            self._text[: self._verified], last=last and all_verified
-        )
-        reasoning, answer = self._split(self._text, last=last)  # last, for it leaves its `calls`
-        reasoning_change = _change(self.reasoning, reasoning, len(verified_reasoning))
-        answer_change = _change(self.answer, answer, len(verified_answer))
+        verified = ("", "")
+        if not all_verified:
+            verified = self._split(self._text[: self._verified], last=False)
+        whole = self._split(self._text, last=last)  # last, for it leaves its `calls`
+        if all_verified:
+            verified = whole
+        reasoning, answer = whole
+        reasoning_change = _change(self.reasoning, reasoning, len(verified[0]))
+        answer_change = _change(self.answer, answer, len(verified[1]))
         self.reasoning = reasoning
         self.answer = answer
         return reasoning_change, answer_change

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from moa.api import logprobs
 from moa.api.answer import Began, Counts, Ended, LinkNews, Note, Reading, Scored
-from moa.api.calls import CallReader, WrittenCall
+from moa.api.calls import WrittenCall
 from moa.api.errors import ApiError, bad
 from moa.api.parts import Separator
 from moa.api.present import Show
@@ -246,11 +246,10 @@ class OutputItem:
 class ResponseShape:
     """One response: its current state, and the events for each change."""
 
-    def __init__(self, model: str, call: ResponseCall, reader: CallReader | None = None) -> None:
-        """Begin the response to a request (`call`), which is in progress. The `reader` finds calls
-        of tools in what the model writes; None: it may write none."""
+    def __init__(self, model: str, call: ResponseCall) -> None:
+        """Begin the response to a request (`call`), which is in progress."""
         self.id = f"resp_{secrets.token_hex(16)}"
-        self._reader = reader
+        self._question = call.asks[0].question
         self.marked = call.asks[0].mode == "provisional"
         """For clients that know our events, and so can take text back."""
         self._parts = Separator()
@@ -312,7 +311,7 @@ class ResponseShape:
 
     def begin(self, index: int, event: Began) -> Iterator[dict[str, Any]]:
         """Events for a new response, which has one choice."""
-        self._parts = Separator(thinking=event.thinking, reader=self._reader)
+        self._parts = Separator(thinking=event.thinking, reader=self._question.call_reader())
         yield self._event("response.created", response=self.snapshot())
         yield self._event("response.in_progress", response=self.snapshot())
 

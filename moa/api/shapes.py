@@ -10,7 +10,6 @@ from typing import Any
 
 from moa.api import logprobs
 from moa.api.answer import Began, Ended, LinkNews, Note, Reading, Reason, Scored
-from moa.api.calls import CallReader
 from moa.api.completions import CompletionCall
 from moa.api.errors import ApiError
 from moa.api.parts import Separator
@@ -23,11 +22,9 @@ _FINISH: dict[Reason, str] = {"eos": "stop", "stop": "stop"}
 class Shape:
     """The envelope of one response: its id, and how choices are written in it."""
 
-    def __init__(self, model: str, call: CompletionCall, reader: CallReader | None = None) -> None:
-        """Begin the response to a request (`call`). The `reader` finds calls of tools in what the
-        model writes; None: it may write none."""
+    def __init__(self, model: str, call: CompletionCall) -> None:
+        """Begin the response to a request (`call`)."""
         self._call = call
-        self._reader = reader
         self.marked = call.asks[0].mode == "provisional"
         """For clients that know our field, and so can take text back."""
         prefix = "chatcmpl" if call.chat else "cmpl"
@@ -72,7 +69,9 @@ class Shape:
     def begin(self, index: int, event: Began) -> list[Any]:
         """Begin a choice; returns the chunk that opens it in a chat."""
         self._parts[index] = Separator(
-            separate=self._call.separate, thinking=event.thinking, reader=self._reader
+            separate=self._call.separate,
+            thinking=event.thinking,
+            reader=self._call.asks[index].question.call_reader(),
         )
         if not self._call.chat:
             return []

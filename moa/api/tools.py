@@ -42,9 +42,8 @@ class Tools(msgspec.Struct, frozen=True):
     choice: str = "auto"
     parallel: bool = True
 
-    @property
     def reader(self) -> CallReader:
-        """What finds calls of them in an answer."""
+        """Returns what finds calls of them in one answer."""
         names = [tool.function.name for tool in self.tools]
         return CallReader(names, parallel=self.parallel)
 

@@ -4,6 +4,7 @@ taken for one."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from moa.api.calls import CallReader, WrittenCall
 from moa.api.parts import Separator
 from moa.api.present import Show
 
-READER = CallReader(["find_flight", "clock"])
+NAMES = ("find_flight", "clock")
+READER = CallReader(NAMES)
 FLIGHT = {"to": 'Lisbon "{"', "day": "2026-12-03"}
 FLIGHT_CALL = WrittenCall("find_flight", json.dumps(FLIGHT))
 CLOCK_CALL = WrittenCall("clock", "{}")
@@ -35,7 +37,7 @@ def marked(value: Any) -> str:
 
 def in_pieces(text: str, sizes: Sequence[int] = (1,)) -> tuple[str, list[WrittenCall]]:
     """What a client has of a text that comes in pieces: nothing is ever taken back."""
-    separator = Separator(reader=READER)
+    separator = Separator(reader=CallReader(NAMES))
     shown = ""
     calls: list[WrittenCall] = []
     place = 0
@@ -105,8 +107,8 @@ def test_a_call_is_found_however_it_is_written(how: str, size: int) -> None:
 )
 def test_several_calls_are_found_or_the_first_alone(text: str) -> None:
     assert in_pieces(text) == ("", [FLIGHT_CALL, CLOCK_CALL])
-    one = CallReader(["find_flight", "clock"], parallel=False)
-    assert one.split(f"{text}\nBoth.") == ("Both.", [FLIGHT_CALL], "")
+    one = CallReader(NAMES, parallel=False)
+    assert one.split(f"{text}\nBoth.") == ("Both.", [FLIGHT_CALL])
 
 
 @pytest.mark.parametrize(
@@ -157,19 +159,19 @@ def test_what_is_no_call_stays_text(text: str) -> None:
     ],
 )
 def test_text_is_held_back_only_while_it_may_become_a_call(begun: str, shown: str) -> None:
-    assert READER.split(begun, last=False) == (shown, [], begun[len(shown) :])
-    assert READER.split(begun).rest == ""
+    assert READER.split(begun, last=False) == (shown, [])
+    assert READER.split(begun) == (begun, [])
 
 
 def test_what_is_held_back_is_bounded_beside_the_arguments_of_a_call() -> None:
     long = "x" * 2**15
     of_a_call = f'{{"name": "clock", "arguments": {{"text": "{long}'
-    assert READER.split(of_a_call, last=False) == ("", [], of_a_call)
+    assert READER.split(of_a_call, last=False) == ("", [])
     perhaps = f'{{"arguments": {{"text": "{long}'
-    assert READER.split(perhaps[:100], last=False).rest == perhaps[:100]
-    assert READER.split(perhaps, last=False) == (perhaps, [], "")
+    assert READER.split(perhaps[:100], last=False) == ("", [])
+    assert READER.split(perhaps, last=False) == (perhaps, [])
     whole = perhaps + '"}, "name": "clock"}'
-    assert READER.split(whole) == (whole, [], ""), "what was shown stays text"
+    assert READER.split(whole) == (whole, []), "what was shown stays text"
 
 
 PARTS = (
@@ -186,6 +188,41 @@ PARTS = (
     st.lists(st.integers(1, 9), min_size=1, max_size=5),
 )
 def test_pieces_of_any_text_give_what_the_whole_gives(text: str, sizes: list[int]) -> None:
-    whole = READER.split(text)
-    assert whole.rest == ""
-    assert in_pieces(text, sizes) == (whole.text, whole.calls)
+    assert in_pieces(text, sizes) == CallReader(NAMES).split(text)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(PARTS), st.floats(0, 1), st.booleans(), st.booleans()),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_whatever_is_withdrawn_its_client_has_what_the_whole_gives(changes: list[Any]) -> None:
+    separator = Separator(reader=CallReader(NAMES))
+    text = shown = ""
+    verified = 0
+    for number, (added, where, cuts, verifies) in enumerate(changes):
+        cut = None
+        if cuts:
+            cut = verified + int(where * (len(text) - verified))
+        text = text[:cut] + added
+        if verifies:
+            verified = len(text)
+        last = number == len(changes) - 1
+        _, answer = separator.take(Show(added, verified, cut), last=last)
+        assert answer.cut is None or cuts, "what only grows takes nothing back"
+        shown = shown[: answer.cut] + answer.text
+        assert answer.verified <= len(shown)
+        certain = shown[: answer.verified]
+        assert CallReader(NAMES).split(text[:verified], last=False)[0] == certain or last
+    assert (shown, separator.calls) == CallReader(NAMES).split(text)
+
+
+def test_a_long_answer_in_small_pieces_is_read_once() -> None:
+    """Read from its beginning with each piece it takes twenty seconds."""
+    fences = f"{fenced({'name': 'Ada', 'born': [1815]})}\n```python\nprint(1)\n```\n"
+    began = time.process_time()
+    assert in_pieces(200 * fences, [4]) == (200 * fences, [])
+    assert time.process_time() - began < 5

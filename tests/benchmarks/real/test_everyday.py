@@ -34,8 +34,12 @@ class Scripted:
         return next(self._answers)
 
 
+def bare(name: str, **arguments: Any) -> str:
+    return json.dumps({"name": name, "arguments": arguments})
+
+
 def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+    return f"<tool_call>\n{bare(name, **arguments)}\n</tool_call>"
 
 
 ALL_CALLS = [
@@ -44,10 +48,18 @@ ALL_CALLS = [
     call("book", flight="MA 417"),
 ]
 
+AS_QWEN_CODER = [
+    f"```json\n{bare('find_flight', to='Lisbon', day='2026-12-03')}\n```",
+    bare("convert", dollars=240, currency="EUR") + "\n" + bare("book", flight="MA 417"),
+    bare("book", flight="MA 417"),
+]
+"""Without its mark, and two calls at once, of which the agent takes one."""
+
 
 @pytest.mark.parametrize(
     ("answers", "right"),
     [
+        ([*AS_QWEN_CODER, "221.40 EUR, the code is QX7P2."], 1),
         ([*ALL_CALLS, "221.40 EUR, the code is QX7P2."], 1),
         ([*ALL_CALLS, "It is booked."], 0),
         ([ALL_CALLS[0], ALL_CALLS[2], "The code is QX7P2."], 0),
