@@ -74,7 +74,7 @@ class CallReader:
         self._names = frozenset(names)
         self._parallel = parallel
         self._known: deque[tuple[str, _State]] = deque(maxlen=_TEXTS)
-        """Beginnings of the latest texts, and the states behind them."""
+        """The latest texts, and how far each is taken apart."""
 
     def split(self, text: str, *, last: bool = True) -> tuple[str, list[WrittenCall]]:
         """Split a text into what is said and the complete calls. One may stand at the beginning,
@@ -86,7 +86,7 @@ class CallReader:
             state = following
             following = self._next(text, state, last=last)
         if not last:
-            self._known.append((text[: state.place], state))
+            self._known.append((text, state))
         return state.said, list(state.calls)
 
     def _next(self, text: str, state: _State, *, last: bool) -> _State | None:

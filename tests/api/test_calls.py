@@ -220,6 +220,16 @@ def test_whatever_is_withdrawn_its_client_has_what_the_whole_gives(changes: list
     assert (shown, separator.calls) == CallReader(NAMES).split(text)
 
 
+def test_what_a_withdrawn_text_decided_is_open_again() -> None:
+    separator = Separator(reader=CallReader(NAMES))
+    shown = separator.take(Show("```", 3))[1].text
+    shown += separator.take(Show("python", 3))[1].text
+    assert shown == "```python"
+    _, answer = separator.take(Show(f"json\n{json.dumps(OBJECT)}\n```", 3, cut=3), last=True)
+    assert shown[: answer.cut] + answer.text == ""
+    assert separator.calls == [FLIGHT_CALL]
+
+
 def test_a_long_answer_in_small_pieces_is_read_once() -> None:
     """Read from its beginning with each piece it takes twenty seconds."""
     fences = f"{fenced({'name': 'Ada', 'born': [1815]})}\n```python\nprint(1)\n```\n"
