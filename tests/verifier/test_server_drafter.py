@@ -52,9 +52,8 @@ async def test_streams_are_the_targets_text_and_drafts_are_accepted(
         texts = [[*prompts[i], *truth] for (i, _), truth in truths.items()]
         await asyncio.to_thread(learn, target, texts, drafter)
     flags = ["serve", "--target", str(target), "--server-drafter", str(drafter), "--device", "cpu"]
-    settings = replace(
-        settings_from(parser().parse_args(flags)), port=0, slots=8, limits=kit.LIMITS
-    )
+    limits = replace(kit.LIMITS, max_tokens_per_second=1e-6, max_burst_tokens=10_000)
+    settings = replace(settings_from(parser().parse_args(flags)), port=0, slots=8, limits=limits)
     served = load(settings)
     assert served.drafts == kind
     forwards: list[int] = []
@@ -78,6 +77,10 @@ async def test_streams_are_the_targets_text_and_drafts_are_accepted(
                 session.log[len(prompts[i]) :][: len(truth)] == truth
             )  # the library stops at the end of text
         assert len(forwards) < TOKENS * len(truths), "no draft was accepted"
+        (principal,) = running.service._principals.values()
+        paid = 10_000 - principal.tokens.level(running.service.clock())
+        of_texts = sum(len(prompts[i]) + TOKENS for i, _ in truths)
+        assert round(paid) == of_texts, "what is drafted here is paid by nobody"
         ids = [*prompts[0], 9, 8]
         session = await edge.start(ids, max_new_tokens=TOKENS, ignore_eos=True)
         await edge.advance(session, [session.log[-1], 7])
