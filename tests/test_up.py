@@ -81,6 +81,16 @@ def until_gone(*addresses: str) -> None:
         time.sleep(0.1)
 
 
+def test_one_port_for_both_is_refused_before_the_bundle_is_made(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It was said after three and a half minutes."""
+    with pytest.raises(SystemExit) as ended:
+        moa_edge(["up", "--port", "9103", "--verifier-port", "9103", "--dry-run"])
+    assert ended.value.code == 2
+    assert "--port and --verifier-port are both 9103" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flag", ["--port", "--verifier-port"])
 def test_a_port_that_cannot_be_had_is_refused_before_anything_is_made(
     flag: str, capsys: pytest.CaptureFixture[str]

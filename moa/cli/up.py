@@ -206,6 +206,8 @@ def _check_models(options: argparse.Namespace) -> None:
 def _check_ports(options: argparse.Namespace) -> None:
     """Raise a `UsageError` for a port that cannot be had: before the bundle is made, which takes
     minutes."""
+    if options.port and options.port == options.verifier_port:
+        raise UsageError(f"--port and --verifier-port are both {options.port}: give another one")
     for flag, number in (("--port", options.port), ("--verifier-port", options.verifier_port)):
         if number is None:
             continue
