@@ -110,7 +110,7 @@ class TreeDrafter(StreamDrafter):
         self._drafting = drafting
         self._shape = shape
         self._clock = clock
-        self.policy = Policy(shape)
+        self.policy = Policy(shape, varies=target.machine.weights_on_disk)
         """Decides whether and how deep to draft."""
         self._texts: dict[Lease, _Text] = {}
         """What is known of each session's text."""

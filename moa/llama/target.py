@@ -222,6 +222,7 @@ class LlamaTarget:
             device="cpu" if self.runtime.on_cpu else "auto",
             dtype=f"{_most_common_kind(self._head)}, {_kept(self.runtime.shape)}",
             hardware=f"{devices}, {threads} {unit}",
+            weights_on_disk=self.runtime.shape.mapped,
         )
 
     @property

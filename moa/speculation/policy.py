@@ -201,8 +201,10 @@ class _Decision(NamedTuple):
 class Policy:
     """How many levels each text of the next round should draft."""
 
-    def __init__(self, shape: TreeShape) -> None:
-        """Plan drafts within this shape, the largest that one may have, before any was measured."""
+    def __init__(self, shape: TreeShape, *, varies: bool = False) -> None:
+        """Plan drafts within this shape, the largest that one may have, before any was measured.
+        `varies` says that forwards of one size take different times by themselves, and not only
+        beside other programs: then their means are what counts, and not the fastest ones."""
         self._shape = shape
         self._depths = _depths_up_to(shape.depth)
         """Depths to choose from."""
@@ -214,7 +216,7 @@ class Policy:
         self._all_drafted = [float(level) for level in levels]
 
         # What things cost, in seconds.
-        self._forward = Cost()
+        self._forward = Cost(mean=varies)
         """Of the target's forward by its tokens, and all else of a round without drafts."""
         self._first_level = Cost()
         """Of a draft's first level, with all that goes before it, by the texts that draft."""

@@ -91,6 +91,9 @@ class Machine:
     dtype: str
     """Of its weights: `float32`, `bfloat16`, `Q4_K_M`."""
     hardware: str
+    weights_on_disk: bool = False
+    """Whether memory does not hold the weights, so that a forward reads from a disk what it needs:
+    forwards of one size then take different times by themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
