@@ -7,6 +7,8 @@ one that is waited for does not run, and a test takes ten times as long.
 Workers take equal parts of the suite, in order, and the rest from each other: a fixture of a module
 is made once.
 
+An example of a property has no time limit of its own: on a busy machine any may exceed it.
+
 Bytecode is written, whatever the environment asks for: without it every worker rewrites the
 assertions of all tests again, and every process that a test starts compiles our modules again.
 """
@@ -25,8 +27,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault(
