@@ -62,6 +62,7 @@ from benchmarks.real.writing import Task
 from edge_client.text.codec import TextCodec
 from moa.bundle import Bundle
 from moa.errors import UsageError, run_cli
+from moa.graph.load import LoadedGraph
 from moa.llama.target import LlamaTarget
 from moa.target.contract import LoadOptions
 
@@ -267,9 +268,13 @@ def _cuts(args: argparse.Namespace) -> None:
     known = Lines(args.work / "answers.jsonl")
     out = Lines(args.work / "cuts.jsonl")
     if args.bundle is not None:
-        sibling = Sibling(args.bundle, threads=args.threads)
+        loaded = LoadedGraph.load(Bundle.open(args.bundle), threads=args.threads)
         tokenizer = _tokenizer(args.bundle)
-        cuts.by_bundle(sibling, tokenizer, known, out, args.after, args.share)
+        if loaded.graph.records is not None or loaded.graph.features:
+            cuts.without_a_verifier(loaded, args.bundle.name, tokenizer, known, out, args.share)
+        else:
+            sibling = Sibling(args.bundle, threads=args.threads)
+            cuts.by_bundle(sibling, tokenizer, known, out, args.after, args.share)
     if args.model is not None:
         settings = answers.Settings(sessions=args.sessions)
         model = answers.opened(args.model, settings)

@@ -6,6 +6,7 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -18,6 +19,9 @@ from benchmarks.real.passing import passes
 from benchmarks.real.prompts import FENCE_CLOSED
 from benchmarks.real.sibling import Sibling
 from benchmarks.real.writing import Task, write
+from moa.graph.drafter import run
+from moa.graph.load import LoadedGraph
+from moa.sampling import SamplingSettings
 from moa.target.contract import Target
 
 CUTS = (0, 8, 32, 64)
@@ -83,15 +87,40 @@ def by_bundle(
     for some in steps(list(cuts_of(answers, way, cuts, out, share)), "problems"):
         text = some[0].text
         prompt = some[0].prompt
-
-        def ended(log: Sequence[int], prompt: int = prompt) -> bool:
-            answer = log[prompt:]
-            closed = FENCE_CLOSED in tokenizer.decode(answer[-_WINDOW:], skip_special_tokens=False)
-            return closed or len(answer) >= TOKENS
-
+        ended = partial(_ended, tokenizer, prompt)
         made = sibling.continuations(text, [prompt + cut.after for cut in some], ended)
         for cut, ids in zip(some, made, strict=True):
             out.add(cut.key, way=way, after=cut.after, ids=ids)
+
+
+def without_a_verifier(
+    loaded: LoadedGraph,
+    way: str,
+    tokenizer: Tokenizer,
+    answers: Lines,
+    out: Lines,
+    share: float = 1.0,
+) -> None:
+    """What a device writes by itself with a drafter that reads the target, which it has nothing of:
+    behind the prompt alone. Behind a cut it would have records of what came before."""
+    drafter = loaded.drafter()
+    ends = frozenset(loaded.bundle.manifest.tokenizer.eos_ids)
+    for some in steps(list(cuts_of(answers, way, (0,), out, share)), "problems"):
+        (cut,) = some
+        log = cut.text[: cut.prompt]
+        token = -1
+        while token not in ends and not _ended(tokenizer, cut.prompt, log):
+            token = run(drafter.guess(log, SamplingSettings()))
+            log.append(token)
+        out.add(cut.key, way=way, after=0, ids=log[cut.prompt :])
+
+
+def _ended(tokenizer: Tokenizer, prompt: int, log: Sequence[int]) -> bool:
+    """Whether an answer behind so many tokens of a prompt is long enough, or its block of code
+    closed."""
+    answer = log[prompt:]
+    closed = FENCE_CLOSED in tokenizer.decode(answer[-_WINDOW:], skip_special_tokens=False)
+    return closed or len(answer) >= TOKENS
 
 
 def by_target(

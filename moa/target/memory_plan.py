@@ -86,8 +86,11 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         free = f"; {_gb(self.free)} are free" if self.free else ""
+        caches = "the KV cache grows"
+        if self.drafter.per_token:
+            caches = "the KV caches of target and drafter grow"
         return (
-            f"takes {_gb(self.at_start)}: {self.parts}; the KV cache grows with use, up to"
+            f"takes {_gb(self.at_start)}: {self.parts}; {caches} with use, up to"
             f" {_gb(self.kv_limit)} ({self.kv_tokens:,} tokens){free}"
         )
 

@@ -20,6 +20,7 @@ from benchmarks.real.recorded import RecordedDrafting, RecordedGraph, RecordedTa
 from benchmarks.real.sibling import Sibling
 from benchmarks.real.writing import Task, write
 from export.cli import main as export
+from moa import demo
 from moa.bundle import Bundle
 from moa.drafters.contract import DraftRequest
 from moa.errors import UsageError
@@ -171,6 +172,19 @@ def test_a_cut_behind_the_answers_end_costs_nothing_and_a_client_alone_has_only_
     assert found["client"] == {"0": 0, "8": 1}
     assert found["ways"]["small"]["8"] == {"right": 1, "of": 2}
     assert "| 0.0 ± 0.0 % | 50.0 ± 35.4 % | 100.0 ± 0.0 % |" in cuts.tables(found)
+
+
+def test_a_drafter_that_reads_the_target_writes_by_itself_behind_the_prompt_alone(
+    tmp_path: Path,
+) -> None:
+    bundle = demo.paths().bundle
+    known = Lines(tmp_path / "answers.jsonl")
+    known.add("code/1@0", prompt=[4, 5, 6], ids=[7] * 9, finish="eos")
+    assert main(["cuts", str(tmp_path), "--bundle", str(bundle), "--after", "0", "8"]) == 0
+    (line,) = read(tmp_path / "cuts.jsonl")
+    assert (line["key"], line["after"]) == ("bundle/0/code/1@0", 0)
+    ids = line["ids"]
+    assert ids == device_alone(bundle, [4, 5, 6], len(ids), SamplingSettings())
 
 
 def test_published_data_becomes_prompts(tmp_path: Path) -> None:
