@@ -449,6 +449,7 @@ def test_weights_that_memory_does_not_hold_stay_in_the_file(
     mapped = opened(kind="Q8_0", options=replace(OPTIONS, slots=3))
     assert mapped.runtime.shape.mapped
     assert not held.runtime.shape.mapped
+    assert (mapped.machine.weights_on_disk, held.machine.weights_on_disk) == (True, False)
     assert mapped.computes != held.computes
     assert plain(mapped, ids, 8)[0] == tokens
 
