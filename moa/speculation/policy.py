@@ -204,7 +204,10 @@ class Policy:
     def __init__(self, shape: TreeShape, *, varies: bool = False) -> None:
         """Plan drafts within this shape, the largest that one may have, before any was measured.
         `varies` says that forwards of one size take different times by themselves, and not only
-        beside other programs: then their means are what counts, and not the fastest ones."""
+        beside other programs, because memory does not hold all weights. Then their means are what
+        counts, and not the fastest ones; and as each forward leaves other weights in memory, plain
+        decoding is measured by many rounds in a row: one round behind drafts finds little there."""
+        self._varies = varies
         self._shape = shape
         self._depths = _depths_up_to(shape.depth)
         """Depths to choose from."""
@@ -237,6 +240,10 @@ class Policy:
         self._latest_plain = 0
         """The latest round without a draft."""
         self._plain_rounds = 0
+        self._plain_run = 0
+        """Of these so many in a row, up to now."""
+        self._plain_runs = 0
+        """How often plain decoding was measured again while drafts paid."""
         self._latest_draft = 0
         """The latest round with a draft."""
         self._draft_rounds = 0
@@ -272,7 +279,7 @@ class Policy:
             return depths
         self._now += 1
         plain_seconds = self._forward.seconds(len(texts) + beside)
-        if self._now < self._review or not plain_seconds:
+        if self._now < self._review or not plain_seconds or self._plain_run_goes_on:
             return depths
         missed = {place: tokens for place, tokens in enumerate(unread) if tokens is not None}
         reading = self._seconds_to_read(missed)
@@ -301,6 +308,7 @@ class Policy:
         if best.depth:
             self._probe_after = AGAIN
             return best
+        self._plain_runs = 0
         self._review = self._now + FEW
         if not self._probe_is_due(reading, plain_seconds):
             return best
@@ -316,7 +324,18 @@ class Policy:
 
     def _plain_is_to_be_measured(self) -> bool:
         """Whether this round should be plain, to learn whether plain decoding has become faster."""
-        return self._now - self._latest_plain > min(AGAIN, FEW * self._plain_rounds)
+        rounds = self._now - self._latest_plain
+        if not self._varies:
+            return rounds > min(AGAIN, FEW * self._plain_rounds)
+        is_due = rounds > min(AGAIN << self._plain_runs, LONGEST)
+        self._plain_runs += is_due
+        return is_due
+
+    @property
+    def _plain_run_goes_on(self) -> bool:
+        """Whether plain decoding is being measured, where that takes many rounds."""
+        is_begun = self._plain_run > 0 or not self._draft_rounds
+        return self._varies and is_begun and self._plain_run < RETRY
 
     def _probe_is_due(self, reading: dict[int, float], plain_seconds: float) -> bool:
         """Whether to draft one level although plain decoding seems best, to learn whether drafting
@@ -481,10 +500,12 @@ class Policy:
         self._forward.observe(ran.tokens, ran.forward_seconds)
         if not drafts:
             self._plain_rounds += 1
+            self._plain_run += 1
             self._latest_plain = self._now
             return
         self._latest_draft = self._now
         self._draft_rounds += 1
+        self._plain_run = 0
         levels = max(1, *(draft.levels for draft in drafts))
         self._learn_levels(len(drafts), levels, ran.draft_seconds)
         for draft in drafts:
