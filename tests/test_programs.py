@@ -79,6 +79,15 @@ async def test_pauses_grow_and_every_start_takes_the_same_port(
     assert said[3].startswith("the verifier has ended: run 2 is over")
 
 
+async def test_a_verifier_that_loads_again_for_long_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: IO[bytes]
+) -> None:
+    """A real model takes half a minute, and nothing was said meanwhile."""
+    monkeypatch.setattr(programs, "_TELL_SECONDS", 0.01)
+    _, said = await slept_and_said(tmp_path, monkeypatch, log, listens={0, 1}, pauses=2)
+    assert "the verifier has been loading for 0 s" in said
+
+
 async def test_a_verifier_that_never_listened_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: IO[bytes]
 ) -> None:

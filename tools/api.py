@@ -48,7 +48,8 @@ def api_page(root: Path) -> str:
         *(part for cls in sorted(events, key=lambda cls: cls.__name__) for part in _event(cls)),
         "## Settings\n\n`ClientSettings`: as a keyword, as a flag (`--max-kbps`), as a variable"
         f" (`{ENVIRONMENT}MAX_KBPS`), and in the settings file."
-        " What has a flag is explained there: [commands](cli.md).\n",
+        " `EdgeClient(ClientSettings.load({}))` reads variables and file; keywords"
+        " alone read neither. What has a flag is explained there: [commands](cli.md).\n",
         _settings(),
         "## Exceptions\n\n| exception | is a | exit code | when |\n|---|---|---|---|",
         *_exceptions(),

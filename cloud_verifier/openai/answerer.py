@@ -228,7 +228,6 @@ class VerifierAnswerer:
     ) -> AsyncGenerator[AnswerEvent, None]:
         """Open a session over `line`, ask for streams until the answer has ended, and yield what
         they bring as events of the API."""
-        yield Began(encoded.thinking)
         prompt_length = len(session.log)
         text = TextStream(self._tokenizer, ask.stop)
         predicted = _Predicted(session, encoded.prediction, self._service.limits)
@@ -237,6 +236,9 @@ class VerifierAnswerer:
         line.put(session.open())
         # A stream asked for at the same time would also be refused without a slot.
         await exchange.next(Ready)
+        # Not sooner: one that waits for a place can still be refused with a status, and a balancer
+        # asks another replica then.
+        yield Began(encoded.thinking)
         while not session.finish:
             exchange.ask()
             advanced = await exchange.next(Advanced)
@@ -461,7 +463,8 @@ class _Exchange:
         self._predicted = predicted
         self._progress = time.monotonic()
         self._losses = 0
-        self._prompt_length = len(session.log)
+        self._has_place = False
+        """Whether the service has taken the session in."""
         self._kept: deque[ServerMessage] = deque()
         """What the service has said while the session waited to ask again."""
         self.streams = 0
@@ -492,6 +495,7 @@ class _Exchange:
                     self._progress = time.monotonic()
                     return event
                 if isinstance(event, kind):
+                    self._has_place = True
                     self._progress = time.monotonic()
                     self._losses = 0
                     return event
@@ -530,11 +534,10 @@ class _Exchange:
                     self._kept.append(await self._hear())
 
     async def _hear(self) -> ServerMessage:
-        """Wait for the service's next message. If the service stops, an answer of which nothing is
-        written yet ends: whoever asked for it can ask another server. The drain waits for the
-        others."""
+        """Wait for the service's next message. If the service stops, an answer that has no place
+        yet ends: whoever asked for it can ask another server. The drain waits for the others."""
         while isinstance(message := await self._line.get(), Goaway):
-            if len(self._session.log) == self._prompt_length:
+            if not self._has_place:
                 raise stopping()
         return message
 

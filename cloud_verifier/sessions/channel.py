@@ -229,7 +229,8 @@ class Channel:
             return
         try:
             # The tokens of a stream are counted as they come (`Service._pay`).
-            self.service.admit(self.principal, 0)
+            # An answer of this process has nowhere else to go on: a drain waits for it.
+            self.service.admit(self.principal, 0, is_begun=self.outbox.sits_out)
             self.service.perform(session, outputs)
         except BaseException:
             session.give_up()  # the same number may be asked for again

@@ -103,9 +103,11 @@ class Service:
 
     @property
     def idle(self) -> bool:
-        """Whether no round runs and nothing waits to be sent."""
+        """Whether no round runs, nothing waits to be sent, and no answer of this process is under
+        way: that may wait between two rounds, for its principal's rate."""
         running = any(session.running is not None for session in self.table)
-        return not running and not any(outbox.has_answers for outbox in self.connections)
+        busy = any(outbox.has_answers or outbox.sits_out for outbox in self.connections)
+        return not running and not busy
 
     # ---- connections
 
@@ -204,10 +206,11 @@ class Service:
         if self.draining:
             raise Refusal(Code.DRAINING, "this verifier is stopping", retry_after_ms=0)
 
-    def admit(self, principal: str, tokens: int) -> None:
+    def admit(self, principal: str, tokens: int, *, is_begun: bool = False) -> None:
         """Count tokens of new work against the principal's rate; a `Refusal` if that is used up, or
-        if this process is about to stop."""
-        self.check_goes_on()
+        if this process is about to stop and the work is no part of what `is_begun`."""
+        if not is_begun:
+            self.check_goes_on()
         budget = self.principal(principal).tokens
         now = self.clock()
         if (wait := budget.wait(tokens, now)) > 0:

@@ -144,6 +144,14 @@ def address_of(url: str) -> str:
         raise UsageError(
             f"{safe_line(url)!r} is no address of an upstream", hint="such as http://gpu:8000/v1"
         )
+    try:
+        is_a_port = parts.port != 0
+    except ValueError:  # beyond 65535, or no number
+        is_a_port = False
+    if not is_a_port:
+        raise UsageError(
+            f"{safe_line(url)!r} has no port that can be: it is a number from 1 to 65535"
+        )
     if parts.username or parts.password or parts.query or parts.fragment:
         raise UsageError(
             "an upstream's address has no user, query or fragment",

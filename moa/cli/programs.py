@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import IO, NoReturn
 from urllib.parse import urlsplit
 
+from moa.cli.working import lasting
 from moa.errors import MoaError, UsageError, first_line
 from moa.process.children import END_SECONDS, end_child, start_child
 from moa.process.listening import Port
@@ -28,6 +29,8 @@ _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
 """Seconds before a verifier that has died is started again. One that has listened for so long begins
 with the first pause again."""
+_TELL_SECONDS = 10.0
+"""Between two lines on a verifier that is loading again."""
 
 Say = Callable[[str], None]
 
@@ -103,8 +106,9 @@ class Verifier:
             await self._sleep(self._pause)
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             try:
-                if await self._listens(port):
-                    break
+                with lasting(self._tell_of_loading, _TELL_SECONDS):
+                    if await self._listens(port):
+                        break
                 why = self._last_words()
             except OSError as error:  # no memory for a process, or no line for very long
                 await self.end()
@@ -112,6 +116,9 @@ class Verifier:
             said = f"the verifier did not start: {why}"
         taken = time.monotonic() - died
         self._say(f"the verifier is back after {taken:.0f} s (process {self.process_id})")
+
+    def _tell_of_loading(self, seconds: float) -> None:
+        self._say(f"the verifier has been loading for {seconds:.0f} s")
 
     async def _listens(self, port: int) -> bool:
         """Start it at this port. Returns whether it has come to listen; it has ended if not."""

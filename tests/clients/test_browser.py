@@ -88,7 +88,7 @@ def cut_in_mid_answer(opened: Open, device: Device) -> Any:
 def complete(page: Any) -> str:
     """The answer, when it is all there."""
     page.wait_for_function(
-        "() => document.querySelector('#status').textContent === 'The answer is complete'"
+        "() => document.querySelector('#status').textContent === 'The answer has ended'"
     )
     page.wait_for_function("() => !document.querySelector('.retracted')")
     return str(page.text_content(".assistant .body"))
@@ -596,7 +596,7 @@ def test_two_tabs_on_one_conversation_lose_nothing(
     ask(second, "What is 11 + 12?")
     for page in (first, second):
         page.wait_for_function(
-            "() => document.querySelector('#status').textContent === 'The answer is complete'"
+            "() => document.querySelector('#status').textContent === 'The answer has ended'"
         )
     device.pause = 0.0
     said = """async () => {

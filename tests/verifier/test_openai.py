@@ -400,7 +400,32 @@ async def test_a_drain_waits_for_the_answers_that_run(both: Both) -> None:
         assert first + await text_of(stream) == truth(30)
 
 
-async def test_a_drain_refuses_new_answers_and_ends_those_without_a_token_at_once(
+async def test_a_drain_waits_for_an_answer_that_waits_for_its_rate() -> None:
+    """Between two rounds nothing of it ran, and it was cut as if it had ended."""
+    prompt = embedded().target.tokenizer.apply_chat_template(
+        QUESTION, add_generation_prompt=True, return_dict=False
+    )
+    limits = replace(SETTINGS.limits, max_tokens_per_second=50.0, max_burst_tokens=len(prompt))
+    async with running(replace(SETTINGS, limits=limits)) as (verifier, client):
+        service = verifier.service
+        now = service.clock()
+        service.clock = lambda: now
+        stream = await said(client, max_tokens=150, stream=True, extra_body={"ignore_eos": True})
+        reading = asyncio.create_task(text_of(stream))
+        registry = verifier.metrics.registry
+        waiting = {"limit": "max_tokens_per_second"}
+        await until(lambda: registry.get_sample_value("moa_api_waiting_answers", waiting) == 1)
+        drained = asyncio.create_task(verifier.drain())
+        await until(lambda: service.draining)
+        assert not service.idle
+        while not reading.done():
+            now += 10.0
+            await asyncio.wait({reading}, timeout=0.05)
+        assert (await reading).startswith(truth(30))
+        await drained
+
+
+async def test_a_drain_refuses_new_answers_and_ends_those_without_a_place_at_once(
     both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verifier, client = both
@@ -419,16 +444,15 @@ async def test_a_drain_refuses_new_answers_and_ends_those_without_a_token_at_onc
             drained = refusals(verifier, *DRAINING)
             # With the one that asks for a whole answer, two more than there are slots left.
             crowd = range(SETTINGS.slots)  # one slot is taken
-            waiting = [await said(client, max_tokens=24, stream=True) for _ in crowd]
+            waiting = [asyncio.create_task(said(client, max_tokens=24, stream=True)) for _ in crowd]
             whole = asyncio.create_task(said(client, max_tokens=24))
             await until(lambda: without_place(verifier) == 2)
             assert not refusals(verifier, "busy", "slots"), "nobody is turned away"
             with draining(verifier):
-                for stream in waiting:
-                    with pytest.raises(openai.APIError, match="this server stops") as ended:
-                        await text_of(stream)
-                    assert ended.value.code == "server_stopping"
-                asked: list[Any] = [whole, said(client, max_tokens=24)]
+                has_place = [one for one in waiting if one.done()]
+                has_none = [one for one in waiting if not one.done()]
+                assert len(has_none) == 1, "its response has not begun"
+                asked: list[Any] = [whole, *has_none, said(client, max_tokens=24)]
                 for answer in (*asked, said(client, max_tokens=24, stream=True)):
                     with pytest.raises(openai.InternalServerError) as refused:
                         await answer
@@ -441,6 +465,8 @@ async def test_a_drain_refuses_new_answers_and_ends_those_without_a_token_at_onc
                 assert not without_place(verifier)
                 release.set()
                 assert first + await text_of(runs) == truth(24)
+                for stream in has_place:
+                    assert await text_of(await stream) == truth(24)
     await until(lambda: all_rest(verifier))
 
 
@@ -469,9 +495,8 @@ async def test_an_answer_that_a_drain_overtakes_ends_at_its_first_refusal(
 
     monkeypatch.setattr(VerifierAnswerer, "admit", admit)
     try:
-        stream = await said(client, max_tokens=24, stream=True)
-        with pytest.raises(openai.APIError, match="this server stops") as ended:
-            await text_of(stream)
+        with pytest.raises(openai.InternalServerError, match="this server stops") as ended:
+            await said(client, max_tokens=24, stream=True)
     finally:
         verifier.service.draining = False
     assert ended.value.code == "server_stopping"

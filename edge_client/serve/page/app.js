@@ -527,7 +527,7 @@ function settle({ node, answer: live, halted, beganAt, textAt }) {
   node.reason = halted ? "stopped" : live.reason;
   node.verified = live.allVerified && live.verified === live.characters.length;
   node.lost = !node.verified && nobodyVerifies();
-  say(halted ? "Stopped" : "The answer is complete");
+  say(halted ? "Stopped" : "The answer has ended");
   const { completion_tokens: tokens, total_tokens: total, moa } = live.usage ?? {};
   if (!tokens) return;
   // The speed is that of the writing: an answer without a verifier waits for one at its end.

@@ -1,5 +1,4 @@
-// The conversation on the screen: messages, what can be done with each, and answers while they are
-// written.
+// The conversation on the screen: messages, what can be done with each, growing answers.
 
 import { Answer } from "./answer.js";
 import { markdown, putOff } from "./render.js";
@@ -10,6 +9,7 @@ import { argumentsOf, standing } from "./structure.js";
 const STILL_SHOWN = 1500; // ms that withdrawn text stays to be seen
 const ENDED = {
   stopped: "stopped",
+  guard: "the device stopped here",
   context: "ended because the context is full: begin a new conversation",
 };
 
@@ -88,7 +88,7 @@ export function noteOf(node) {
   return [endNote(node), checkNote(node)].filter(Boolean).join("; ");
 }
 
-// Whether nothing came of this answer.
+// Whether nothing came of it.
 function isEmpty(node) {
   return node.verified === false && !node.text && !node.calls?.length && !node.check;
 }

@@ -140,6 +140,9 @@ def test_addresses() -> None:
         address_of("http://gpu:8000/v1/chat/completions/")
     assert route.value.hint == "did you mean http://gpu:8000/v1?"
     assert address_of("https://api.example/openai/v1/") == "https://api.example/openai/v1"
+    for port in ("0", "99999", "x"):
+        with pytest.raises(UsageError, match="no port that can be"):
+            address_of(f"http://gpu:{port}/v1")
     for wrong in ("ftp://x", "http://", "http://me:secret@gpu/v1", "http://gpu/v1?key=1"):
         with pytest.raises(UsageError):
             address_of(wrong)
