@@ -175,11 +175,39 @@ def test_what_is_held_back_is_bounded_beside_the_arguments_of_a_call() -> None:
 
 
 PARTS = (
-    "```", "json", "python", "\n", " ", "{", "}", "[", "]", ",", ":", '"', "\\", "`", "<",
-    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", '"name"', '"clock"', '"arguments"', ": ", "{}",
-    "\\u00e9", "-", "1.5e3", "true", "word", json.dumps(CLOCK), json.dumps(OBJECT, indent=1),
-    fenced(OBJECT), '{"arguments": ',
-)  # fmt: skip
+    "```",
+    "json",
+    "python",
+    "\n",
+    " ",
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    ":",
+    '"',
+    "\\",
+    "`",
+    "<",
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    '"name"',
+    '"clock"',
+    '"arguments"',
+    ": ",
+    "{}",
+    "\\u00e9",
+    "-",
+    "1.5e3",
+    "true",
+    "word",
+    json.dumps(CLOCK),
+    json.dumps(OBJECT, indent=1),
+    fenced(OBJECT),
+    '{"arguments": ',
+)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
