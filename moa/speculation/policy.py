@@ -303,6 +303,7 @@ class Policy:
         """Decide on the depth of drafts, and which texts should draft to it: what is best by all
         that is known, or in some rounds what is to be measured again."""
         if self._plain_is_to_be_measured():
+            self._plain_runs += 1
             return _Best(rate=len(texts) / plain_seconds)
         best = self._best(texts, reading, beside, plain_seconds, worth)
         if best.depth:
@@ -327,9 +328,7 @@ class Policy:
         rounds = self._now - self._latest_plain
         if not self._varies:
             return rounds > min(AGAIN, FEW * self._plain_rounds)
-        is_due = rounds > min(AGAIN << self._plain_runs, LONGEST)
-        self._plain_runs += is_due
-        return is_due
+        return rounds > min(AGAIN << self._plain_runs, LONGEST)
 
     @property
     def _plain_run_goes_on(self) -> bool:

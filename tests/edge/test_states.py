@@ -100,8 +100,11 @@ async def test_the_text_is_the_targets_and_records_come(
             "max_new_tokens": COUNT,
             "offline_after": 60.0,
         }
-        came = []
-        for ids in PROMPTS:
+        waiting = list(PROMPTS)
+        for _ in range(4 * len(PROMPTS)):
+            if not waiting:
+                break
+            ids = waiting[0]
             drafter = device.new_drafter()
             assert isinstance(drafter, OnnxDrafter)
             own = replace(device, new_drafter=partial(lambda one: one, drafter))
@@ -111,9 +114,12 @@ async def test_the_text_is_the_targets_and_records_come(
             assert all(reader.verified)
             assert reader.done is not None
             assert drafter.records is not None
-            came.append(bool(drafter.records.held))
-    # While an answer is written; on a busy machine one may end before.
-    assert any(came) == (sync != "off")
+            has_come = bool(drafter.records.held)
+            assert not has_come or sync != "off"
+            # Records come while an answer is written: on a busy machine one may end before them.
+            if has_come or sync == "off":
+                waiting.pop(0)
+    assert not waiting, "records of each come"
     assert bool(drafted) == (by_graph and draft == "server")
 
 
