@@ -1,8 +1,8 @@
 """Checkpoints and GGUF files that somebody has damaged on purpose: each is loaded or refused in one
 line, within seconds and without much memory.
 
-Every case is a child with limits, forked off a process that has imported what it needs: a crash or
-a loop inside a library is found, too.
+Every case is a child with limits, forked off a process that has imported what it needs and runs
+nothing else: a crash or a loop inside a library is found, too.
 """
 
 from __future__ import annotations

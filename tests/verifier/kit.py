@@ -18,6 +18,7 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from websockets.asyncio.client import connect
 
 from cloud_verifier.app import Verifier
@@ -88,11 +89,25 @@ target_options: dict[str, Any] = {}
 it."""
 
 
+_shared_models: list[nn.Module] = []
+
+
 @cache
 def model(family: str = "llama") -> Any:
-    """A tiny random model, fp32."""
+    """A tiny random model, fp32, which all tests of a process share: a target that packs weights
+    takes them from its model, and needs one of its own."""
     torch.set_num_threads(1)
-    return tiny(family)
+    made = tiny(family)
+    _shared_models.append(made)
+    return made
+
+
+def assert_shared_models_are_whole() -> None:
+    """No target has taken weights from a model that the next test reads."""
+    for shared in _shared_models:
+        products = [module for module in shared.modules() if hasattr(module, "out_features")]
+        assert all(type(product) is nn.Linear for product in products), "a target has packed it"
+        assert not any(weight.is_meta for weight in shared.parameters()), "a target gave it back"
 
 
 def served(
