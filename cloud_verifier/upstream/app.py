@@ -166,10 +166,12 @@ class UpstreamVerifier(Server):
             self._loop.call_soon(self.service.take, reports)
 
     def _changed(self) -> None:
-        """Log that upstreams have begun or ceased to answer, and tell all devices."""
+        """Log that upstreams have begun or ceased to answer, and tell all devices; these also where
+        they are away for another reason than before."""
         away = self.upstreams.away
         if self._has_looked and bool(away) == bool(self._was_away):
             self._was_away = away
+            self._learn()
             return
         if away and self._has_looked:
             log.warning(

@@ -242,6 +242,27 @@ async def test_a_device_is_served_although_its_verifier_is_not_ready() -> None:
         assert "overloaded" in device.link.behind.away
 
 
+async def test_a_device_is_told_when_its_engine_is_away_for_another_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine that was killed in mid-answer has broken it off; half a minute later the reason is
+    that nothing listens there."""
+    monkeypatch.setattr(watch, "_FIRST_PAUSE", 0.01)
+    models = Switched(BUSY)
+    async with (
+        running(BUSY, models) as upstream,
+        behind(upstream) as verifier,
+        EdgeClient(verifier=verifier.transport.url) as device,
+    ):
+        await up(device)
+        assert device.link is not None
+        assert "overloaded" in device.link.behind.away
+        models.now = reset
+        async with asyncio.timeout(60):
+            while "closed the connection" not in device.link.behind.away:
+                await asyncio.sleep(0.01)
+
+
 async def test_a_stream_does_not_call_a_link_online_whose_upstream_is_away() -> None:
     asked = QUESTION | {"stream": True, "max_tokens": 4, "moa": {"mode": "provisional"}}
     async with (
