@@ -341,6 +341,7 @@ class Conversation:
                 settings.max_offline_tokens,
                 lambda: bool(records.held()),
                 structured=session_state.session.grammar is not None,
+                decode=shared.device.codec.decode,
             ),
             Deadlines(
                 settings.patience,

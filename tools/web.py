@@ -25,6 +25,7 @@ SHARED: dict[ModuleType, tuple[str, ...]] = {
         "_REPEATED_PHRASES",
         "_REPEATED_WITHIN_LONG",
         "_REPEATED_PHRASES_LONG",
+        "_LONGEST_NUMBER",
         "_WARN_AT",
     ),
     pacing: (

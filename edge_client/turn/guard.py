@@ -4,7 +4,8 @@ After a lost link the drafter has the target's records of the text before; offli
 has none, and its limits are lower. If not even its first tokens are likely to be right, nothing is
 shown. Calibration covers the usual prompts. On others, such as an app's request for a title, a
 drafter without an answer repeats itself up to the limit of tokens, be it a word or a paragraph. So
-the device also stops where what it wrote last was all there before.
+the device also stops where what it wrote last was all there before. The numbers of a list's items
+count up, and would make each item a new one: they are left out.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ _REPEATED_WITHIN_STRUCTURED = 512
 by so many tokens, so that a list comes to its end."""
 _REPEATED_PHRASES_STRUCTURED = 464
 """So many of the phrases that end with those were there before: the same share as of 64."""
+_BEHIND_NUMBER = frozenset(".):")
+"""What stands behind the number of an item."""
+_LONGEST_NUMBER = 9
+"""Digits of such a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,63 @@ class Phrases:
 
 
 @dataclass(slots=True)
+class Unnumbered:
+    """A growing text without the numbers of its items, as far as these count up; each token is
+    looked at once. Any other number is what an item says, and stays."""
+
+    decode: Callable[[Sequence[int]], str]
+    _text: list[int] = field(default_factory=list)
+    """The text so far."""
+    _kept: list[int] = field(default_factory=list)
+    """What of it is kept."""
+    _digits: list[int] = field(default_factory=list)
+    """The number at its end, until it is known whether it is an item's."""
+    _numbers: set[int] = field(default_factory=set)
+    """The numbers of items."""
+    _said: dict[int, str] = field(default_factory=dict)
+    """Text of each token that was met, without the space around it."""
+
+    def of(self, text: Sequence[int]) -> list[int]:
+        """The text without these numbers, and without a number at its end. The text is that of the
+        last call and what has been added since; another text is begun anew."""
+        known = len(self._text)
+        if list(text[:known]) != self._text:
+            self._text.clear()
+            self._kept.clear()
+            self._digits.clear()
+            self._numbers.clear()
+            known = 0
+        for token in text[known:]:
+            self._take(token)
+        self._text += text[known:]
+        return self._kept
+
+    def _take(self, token: int) -> None:
+        """Take in the text's next token."""
+        if token not in self._said:
+            self._said[token] = self.decode([token]).strip()
+        said = self._said[token]
+        if said.isascii() and said.isdecimal():
+            self._digits.append(token)
+            return
+        if not self._counts_up(said):
+            self._kept += self._digits
+        self._digits.clear()
+        self._kept.append(token)
+
+    def _counts_up(self, behind: str) -> bool:
+        """Whether the number with this behind it is an item's, and one more than another item's."""
+        digits = "".join(self._said[token] for token in self._digits)
+        if not 0 < len(digits) <= _LONGEST_NUMBER or not behind:
+            return False
+        if not _BEHIND_NUMBER.issuperset(behind):
+            return False
+        number = int(digits)
+        self._numbers.add(number)
+        return number - 1 in self._numbers
+
+
+@dataclass(slots=True)
 class OfflineGuard:
     """Decides when to warn and when to stop, for one turn."""
 
@@ -122,6 +184,8 @@ class OfflineGuard:
     """Whether the limits are of this drafter."""
     structured: bool = False
     """Whether the text has a grammar."""
+    unnumbered: Unnumbered | None = None
+    """Leaves out the numbers of items; None where nothing says which tokens are numbers."""
     _warned: bool = False
     _phrases: Phrases = field(default_factory=Phrases)
 
@@ -133,14 +197,22 @@ class OfflineGuard:
         informed: Callable[[], bool],
         *,
         structured: bool = False,
+        decode: Callable[[Sequence[int]], str] | None = None,
     ) -> Self:
         """The guard for a drafter whose limits were calibrated when its bundle was made; `stop_at`
         of 0 or more overrides where it stops, and then text may repeat itself. `informed` says
         whether the drafter has the target's records, without which other limits hold. `structured`
-        is text that has a grammar."""
+        is text that has a grammar; of other text `decode` tells which tokens are numbers."""
+        # A grammar's text is judged by its keys; numbers are values there.
+        unnumbered = Unnumbered(decode) if decode is not None and not structured else None
         if calibration is None:
-            limits = OfflineLimits(stop_at=max(0, stop_at))
-            return cls(limits, may_repeat=stop_at >= 0, measured=False, structured=structured)
+            return cls(
+                OfflineLimits(stop_at=max(0, stop_at)),
+                may_repeat=stop_at >= 0,
+                measured=False,
+                structured=structured,
+                unnumbered=unnumbered,
+            )
         cold = None
         if calibration.cold is not None:
             cold = OfflineLimits.of(calibration.cold, stop_at)
@@ -150,6 +222,7 @@ class OfflineGuard:
             informed,
             may_repeat=stop_at >= 0,
             structured=structured,
+            unnumbered=unnumbered,
         )
 
     def warning(self, offline: int) -> str:
@@ -175,7 +248,10 @@ class OfflineGuard:
         if self.may_repeat or len(offline) < _REPEATED_WITHIN:
             return False
         has_few_tokens = len(set(offline[-_REPEATED_WITHIN:])) <= _REPEATED_TOKENS
-        return has_few_tokens or self._phrases.repeat(offline, structured=self.structured)
+        if has_few_tokens:
+            return True
+        text = offline if self.unnumbered is None else self.unnumbered.of(offline)
+        return self._phrases.repeat(text, structured=self.structured)
 
     def reset(self) -> None:
         """Warn again next time, because all text is verified."""

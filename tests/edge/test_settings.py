@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import re
 import typing
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -218,6 +220,65 @@ def test_the_guard_stops_items_that_differ_in_their_number_alone() -> None:
     assert lengths[0] in range(215, 245), "in the sixth of them"
     rows = [token for row in range(100) for token in (7, 8, 9, 10, 11, 12, 100 + row, 300 + row)]
     assert not guard.stops(rows), "a table that says something in each row"
+
+
+def _spelled(text: str) -> list[int]:
+    """Digits and signs are tokens of one character, each word is a token with the space before it."""
+    return [
+        _VOCABULARY.setdefault(piece, len(_VOCABULARY))
+        for piece in re.findall(r"\d|\n| ?[^\W\d]+| ?[^\w\s]| ", text)
+    ]
+
+
+_VOCABULARY: dict[str, int] = {}
+
+
+def _text_of(ids: Sequence[int]) -> str:
+    return "".join(list(_VOCABULARY)[token] for token in ids)
+
+
+_WORDS = [one + other for one in "bdfgklmnprst" for other in ("a", "ed", "ig", "ol", "un")]
+
+
+@pytest.mark.parametrize(
+    ("item", "stops"),
+    [
+        (lambda n: f"{n}. {('water', 'food')[n % 2]} ", True),
+        (lambda n: f"{n}) {('water', 'fresh food', 'tents')[n % 3]}\n", True),
+        (lambda n: f"**Step {n}:** {('add water', 'stir')[n % 2]}\n\n", True),
+        (lambda n: f"{n + 14}. water\n", True),
+        (lambda n: f"{n}. {_WORDS[n % 60]}\n", False),
+        (lambda n: f"{n}. Take {_WORDS[n % 60]} with you.\n", False),
+        (lambda n: f"{n}. {7 * n} is 7 times {n}\n", False),
+        (lambda n: f"7 x {n} = {7 * n}.\n", False),
+        (lambda n: f"{n}, ", False),
+    ],
+    ids=["circle", "three", "steps", "one", "words", "sentences", "table", "products", "numbers"],
+)
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_the_guard_stops_a_numbered_list_that_goes_round_in_circles(
+    item: Callable[[int], str], stops: bool, calibrated: bool
+) -> None:
+    """Numbers that count up hide no repetition of what stands behind them, and stop no list."""
+    guard = OfflineGuard.of(
+        _calibrated((0.9,)) if calibrated else None, -1, lambda: True, decode=_text_of
+    )
+    text = _spelled("".join(item(n) for n in range(1, 61)))
+    stopped = next((n for n in range(len(text)) if guard.stops(text[:n])), 0)
+    if stops:
+        assert 64 <= stopped < 160
+    else:
+        assert not stopped, _text_of(text[:stopped])
+
+
+def test_a_number_without_end_counts_nothing() -> None:
+    """Python reads no number of more than 4,300 digits."""
+    guard = OfflineGuard.of(None, -1, lambda: True, decode=_text_of)
+    text = _spelled(
+        "".join(random.Random(1).choices("0123456789abcdefgh ", k=99)) + "1" * 5000 + "."
+    )
+    assert guard.stops(text), "of ones alone"
+    assert not guard.stops(_spelled(" ".join(_WORDS) + "12345" * 9 + ". " + " ".join(_WORDS[::-1])))
 
 
 def test_the_guard_lets_a_list_of_alike_objects_come_to_its_end() -> None:

@@ -33,7 +33,7 @@ MEASURED: Calibration = _measured
 HANDLE = """
     if (ask.noise) return ask.noise.map((about) => new Uint8Array(gumbel(...about).buffer));
     if (ask.texts) {
-        const guard = new OfflineGuard(ask.calibration);
+        const guard = new OfflineGuard(ask.calibration, ([id]) => ask.spelled[id] ?? ` w${id}`);
         return ask.texts.map((text) => [guard.stops(text), guard.warning(text.length)]);
     }
     if (ask.messages) {
@@ -96,6 +96,10 @@ def test_a_full_context_loses_the_same_turns(node: Node) -> None:
     assert 40 < trimmed < 160
 
 
+SPELLED = dict(enumerate([*"0123456789", ".", " ):", ".\n", ","], 1000))
+"""Tokens of digits, and of what stands behind a number."""
+
+
 def test_offline_text_ends_alike(node: Node) -> None:
     """By the limits without records, and where it repeats itself."""
     rng = random.Random(3)
@@ -109,18 +113,27 @@ def test_offline_text_ends_alike(node: Node) -> None:
             cold = Offline(lengths=lengths, agreement=agreement, unbroken=agreement)
             calibration = replace(MEASURED, offline=cold, cold=cold)
             told = msgspec.to_builtins(calibration)
-        guard = OfflineGuard.of(calibration, -1, informed=lambda: False)
+        guard = OfflineGuard.of(
+            calibration,
+            -1,
+            informed=lambda: False,
+            decode=lambda ids: SPELLED.get(ids[0], f" w{ids[0]}"),
+        )
         text: list[int] = []
         texts = []
         phrase = [rng.randrange(99) for _ in range(rng.randrange(1, 40))]
         numbered = rng.random() < 0.3
+        listed = rng.random() < 0.3
         while len(text) < (400 if numbered else 200):
+            if listed:
+                item = len(texts) + 1 + (rng.random() < 0.05)
+                text += [*(1000 + int(digit) for digit in str(item)), 1000 + rng.randrange(10, 14)]
             text += phrase if rng.random() < 0.8 else [rng.randrange(99)]
             if numbered:
                 text += [100 + len(text)]
             texts.append(list(text))
         wanted = [[guard.stops(text), guard.warning(len(text))] for text in texts]
-        assert node.ask({"texts": texts, "calibration": told}) == wanted
+        assert node.ask({"texts": texts, "calibration": told, "spelled": SPELLED}) == wanted
         stopped += wanted[-1][0]
     assert stopped > 0
 

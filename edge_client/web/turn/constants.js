@@ -21,6 +21,8 @@ export const REPEATED_WITHIN_LONG = 192;
 /** As in edge_client/turn/guard.py. */
 export const REPEATED_PHRASES_LONG = 144;
 /** As in edge_client/turn/guard.py. */
+export const LONGEST_NUMBER = 9;
+/** As in edge_client/turn/guard.py. */
 export const WARN_AT = 64;
 /** As in edge_client/turn/pacing.py. */
 export const OFFLINE_AFTER = 1;

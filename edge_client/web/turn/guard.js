@@ -3,6 +3,7 @@
 
 import {
   FIRST_TOKENS,
+  LONGEST_NUMBER,
   PHRASE,
   REPEATED_PHRASES,
   REPEATED_PHRASES_LONG,
@@ -55,14 +56,71 @@ class Phrases {
   }
 }
 
+/** A growing text without the numbers of its items, as far as these count up; each token is looked
+ * at once. */
+class Unnumbered {
+  /** @type {number[]} */
+  text = [];
+  /** What of it is kept. @type {number[]} */
+  kept = [];
+  /** The number at its end, until it is known whether it is an item's. @type {number[]} */
+  digits = [];
+  /** The numbers of items. @type {Set<number>} */
+  numbers = new Set();
+  /** Text of each token that was met. @type {Map<number, string>} */
+  said = new Map();
+
+  /** @param {(ids: number[]) => string} decode */
+  constructor(decode) {
+    this.decode = decode;
+  }
+
+  /** The text without these numbers, and without a number at its end. @param {number[]} text */
+  of(text) {
+    if (text.length < this.text.length || this.text.some((id, at) => text[at] !== id)) {
+      this.text = [];
+      this.kept = [];
+      this.digits = [];
+      this.numbers.clear();
+    }
+    for (const token of text.slice(this.text.length)) this.take(token);
+    this.text = [...text];
+    return this.kept;
+  }
+
+  /** Takes in the text's next token. @param {number} token */
+  take(token) {
+    const said = this.said.get(token) ?? this.decode([token]).trim();
+    this.said.set(token, said);
+    if (/^[0-9]+$/.test(said)) {
+      this.digits.push(token);
+      return;
+    }
+    if (!this.countsUp(said)) this.kept.push(...this.digits);
+    this.digits = [];
+    this.kept.push(token);
+  }
+
+  /** Whether the number with this behind it is an item's, and one more than another item's.
+   * @param {string} behind */
+  countsUp(behind) {
+    const digits = this.digits.map((token) => this.said.get(token)).join("");
+    if (!digits || digits.length > LONGEST_NUMBER || !/^[.):]+$/.test(behind)) return false;
+    this.numbers.add(Number(digits));
+    return this.numbers.has(Number(digits) - 1);
+  }
+}
+
 /** Decides when to warn and when to stop, for one answer. The page has no records of the target, so
  * a bundle's `cold` limits hold. */
 export class OfflineGuard {
   warned = false;
   phrases = new Phrases();
 
-  /** @param {any} calibration of a bundle, or null */
-  constructor(calibration) {
+  /** @param {any} calibration of a bundle, or null
+   * @param {(ids: number[]) => string} decode tells which tokens are numbers */
+  constructor(calibration, decode) {
+    this.unnumbered = new Unnumbered(decode);
     const curve = calibration?.cold ?? calibration?.offline;
     /** Whether the limits are of this drafter. */
     this.measured = Boolean(curve);
@@ -87,7 +145,7 @@ export class OfflineGuard {
     if (offline.length < REPEATED_WITHIN) return false;
     return (
       new Set(offline.slice(-REPEATED_WITHIN)).size <= REPEATED_TOKENS ||
-      this.phrases.repeat(offline)
+      this.phrases.repeat(this.unnumbered.of(offline))
     );
   }
 }

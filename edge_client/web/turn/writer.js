@@ -51,7 +51,7 @@ export class Writer {
   constructor(device, body) {
     this.device = device;
     this.body = body;
-    this.guard = new OfflineGuard(device.calibration);
+    this.guard = new OfflineGuard(device.calibration, device.decode);
     this.sampling = {
       temperature: body.temperature ?? 0,
       topP: body.top_p ?? 1,
