@@ -3,9 +3,9 @@ prompts that the training has not seen.
 
 The guesses of a drafter with a bundle are those of its graph, as a device makes them: with the
 newest record of the target at hand; with records that are some tokens late; and alone, with none
-since the prompt, as without a link. A sibling reads no records: its guesses are the same in all
-three cases. A drafter for servers alone has no bundle: it drafts in torch, and always has the
-newest states.
+since the prompt, as without a link. A sibling, or an independent drafter, reads no records: its
+guesses are the same in all three cases. A drafter for servers alone has no bundle: it drafts in
+torch, and always has the newest states.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Guesser(Protocol):
 
     def behind(self, prompt: int) -> dict[str, list[bool]]:
         """Which guesses are right where records are late or absent, from the end of the prompt on;
-        nothing of a drafter that always has the newest."""
+        nothing of a drafter that always has the newest, or reads none."""
 
 
 @dataclass
@@ -203,6 +203,8 @@ class Chains:
 
     def behind(self, prompt: int) -> dict[str, list[bool]]:
         """Late, and alone."""
+        if self.text.record_k is None and not self.text.borrowed:
+            return {}  # its guesses never change
         places = range(prompt, len(self.ids) - 1)[LATE::_LATE_EVERY]
         late = [self.right_when_late(place) for place in places]
         return {"late": late, "alone": self.right_alone(prompt)}
@@ -493,12 +495,16 @@ def tables(result: Mapping[str, Any]) -> str:
     header = ["text", "drafter", "texts", "right, newest record"]
     header += [f"tokens a round, drafts of {depth}" for depth in DEPTHS]
     header += [f"right, records {LATE} tokens late", "right alone"]
+    without_records = {SIBLING}
+    for about in result["drafters"]:
+        if "bundle_bytes" in about and not about["record_bytes"]:
+            without_records.add(about["drafter"])
     rows = []
     for run in result["runs"]:
         cells = [run["kind"], run["drafter"], run["texts"], _share(run, "right")]
         cells += [_won(run, f"won_{depth}") for depth in DEPTHS]
-        # A sibling's guesses are the same in all three cases.
-        names = ["right", "right"] if run["drafter"] == SIBLING else list(_BEHIND)
+        # Without records guesses are the same in all three cases.
+        names = ["right", "right"] if run["drafter"] in without_records else list(_BEHIND)
         rows.append(cells + [_share(run, name) for name in names])
     costs = [
         [
@@ -520,7 +526,8 @@ def tables(result: Mapping[str, Any]) -> str:
         f" {learnt['answers']} of the target's own answers, {learnt['answer_tokens']:,} tokens, with"
         f" their prompts {learnt['tokens']:,}; prompts of these texts are not among them. The"
         " answer's first token, which comes with the prompt, is not counted. A drafter without a"
-        " bundle is for servers alone, where states are never late."
+        " bundle is for servers alone, where states are never late. One that reads no records, as"
+        " the sibling, guesses the same in all three cases."
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from benchmarks.baselines.eagle3 import eagle3_config, new_eagle3, save_eagle3
+from benchmarks.baselines.presets import NO_RECORDS
 from benchmarks.real import trained
 from benchmarks.real.__main__ import main
 from benchmarks.real.lines import Lines, read
@@ -184,8 +185,45 @@ def eagle_beside(target: str, out: Path) -> None:
     loaded = load_model(target)
     config = eagle3_config(loaded.facts, intermediate_size=32, heads=4, kv_heads=2)
     save_eagle3(new_eagle3(config, SharedWeights.of(loaded.model)), out)
+    say_trained(out)
+
+
+def say_trained(drafter: Path) -> None:
+    """The summary that the baselines' training leaves beside a drafter."""
     summary = {"steps": 2, "processor_seconds_of_last_start": 3.0, "trained_parameters": 4}
-    (out / "training.json").write_text(json.dumps(summary))
+    (drafter / "training.json").write_text(json.dumps(summary))
+
+
+def test_guesses_without_records_are_counted_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An independent drafter on a device: nothing is late, and it is never alone."""
+    work = tmp_path / "work"
+    path = save_tiny("qwen2", tmp_path / "target")
+    answers(work)
+    assert main(["split", str(work)]) == 0
+    loaded = load_model(path)
+    torch.manual_seed(3)
+    out = tmp_path / "independent"
+    config = AttentionConfig.for_target(loaded.facts, **NO_RECORDS)
+    save_drafter(new_attention(config, loaded.model), out)
+    say_trained(out)
+    bundle = tmp_path / "bundle"
+    words = ["build", "--target", str(path), "--drafter", str(out), "--out", str(bundle)]
+    assert export([*words, "-v", "cpu-fp32"]) == 0
+    guessed = Lines(work / "guesses.jsonl")
+    for line in read(work / "held.jsonl"):
+        answer = line["ids"][line["prompt_tokens"] :]
+        guessed.add(line["key"], tokens=[[0]] * len(answer), logp=[[-0.1]] * len(answer))
+    assert main(["trained", str(work), str(path), str(out), "--bundle", str(bundle)]) == 0
+    for line in Lines(work / "trained.jsonl").found.values():
+        assert not {"late", "alone"} & set(line)
+    capsys.readouterr()
+    assert main(["tables", str(work)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    (row,) = (line.split(" | ") for line in printed if line.startswith("| code | independent |"))
+    assert row[-2] == row[-1].removesuffix(" |") == row[3]
+    assert "±" in row[3]
 
 
 def test_drafts_of_a_server_are_counted_with_the_newest_states(tmp_path: Path) -> None:
