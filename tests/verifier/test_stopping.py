@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,14 @@ import pytest
 from cloud_verifier.server import Server
 from cloud_verifier.stopping import Stopping
 from tests.verifier import kit
+
+
+@pytest.fixture(autouse=True)
+def hang_ups_are_heard() -> Iterator[None]:
+    """Under nohup, which the tests may be run by, they are ignored from the start."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 async def test_one_ctrl_c_drains_and_the_second_ends_at_once(

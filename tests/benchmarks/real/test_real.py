@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import os
@@ -13,6 +14,7 @@ import pytest
 
 from benchmarks.real import acceptance, cuts, exact, faults, forwards, links, mixture, serving
 from benchmarks.real.__main__ import main
+from benchmarks.real.faults import Restarted
 from benchmarks.real.lines import Lines, read
 from benchmarks.real.passing import code_of, passes
 from benchmarks.real.prompts import Prompt, all_prompts, as_line
@@ -314,6 +316,10 @@ def test_forwards_are_timed_beside_llama_cpps_own_and_again_only_what_is_missing
     assert "times llama.cpp's own call" in capsys.readouterr().out
 
 
+def _restarted(more: str, flags: list[str]) -> Restarted:
+    return Restarted([*flags, more])
+
+
 def test_a_prompt_beside_an_answer_and_clients_that_come_and_go_are_told_of(
     pair: Path,
     tmp_path: Path,
@@ -328,7 +334,11 @@ def test_a_prompt_beside_an_answer_and_clients_that_come_and_go_are_told_of(
     (tmp_path / "prompts.jsonl").write_text(lines)
     target = str(pair / "target")
     bundle = ["--bundle", str(pair / "out" / "bundle"), "--threads", "0"]
-    assert main(["beside", str(tmp_path), target, *bundle, "--prompt", "24"]) == 0
+    with monkeypatch.context() as patch:
+        # Slow enough that tokens come one by one, also where this process seldom gets a core.
+        slow = functools.partial(_restarted, "--emulate=100ms")
+        patch.setattr(serving, "Restarted", slow)
+        assert main(["beside", str(tmp_path), target, *bundle, "--prompt", "24"]) == 0
     (found,) = read(tmp_path / "beside.jsonl")
     assert found["prompt"] == 24
     assert found["tokens_beside"] >= 1
