@@ -14,6 +14,8 @@ from types import ModuleType
 
 from edge_client.cli import options
 from edge_client.client import EdgeClient
+from edge_client.link.dialling import is_refusal
+from edge_client.link.retry import Retry
 from edge_client.link.websocket import VerifierLink
 from edge_client.screen.words import toy_of
 from edge_client.serve.settings import ServeSettings
@@ -45,6 +47,9 @@ _FIRST_SECONDS = 2.0
 """In which most verifiers answer at the start; one that comes later is told of then."""
 _LOOK_SECONDS = 1.0
 """How often it is looked whether the link is still up, for a line on the screen."""
+_LONGEST_PAUSE = 60.0
+"""Seconds. A verifier that refuses this device is asked no less often than so: somebody has to change
+something, and each attempt is a line of the verifier's log. A turn asks at once."""
 _NAMED_SECONDS = 2.0
 """For so long the start waits to learn the upstream's model."""
 _ALONE = "until it is there, all text is this device's own, and none of it is verified"
@@ -118,30 +123,47 @@ async def _tell_of_the_toy(client: EdgeClient) -> None:
 async def tell_of_the_verifier(client: EdgeClient, look_seconds: float = _LOOK_SECONDS) -> None:
     """Print whether the verifier is there, at the start and whenever that has changed, for ever:
     without it answers are the device's own. An outage is told of after one look, however soon it
-    ends: texts of that time are not verified."""
+    ends: texts of that time are not verified. A verifier that refuses this device is asked again
+    after pauses that grow."""
     link = client.link
     if link is None:
         _tell("no verifier\nall text is this device's own, and none of it is verified")
         return
     told = ""
     """The state that was told last."""
+    refusals = Retry(look_seconds, _LONGEST_PAUSE)
     while True:
         trouble = ""
+        is_refused = False
         try:
             await client.wait_online({"": _FIRST_SECONDS, "online": look_seconds}.get(told))
             trouble = link.away
         except MoaError as error:
             trouble = error.line()
-        state = _state(link, trouble)
+            is_refused = is_refusal(error)
+        state = "refused" if is_refused else _state(link, trouble)
         if state != told:
             _tell(f"{state}: {safe_line(trouble or f'text is verified by {link.endpoint.name}')}")
             if trouble and told in ("", "online"):  # else it was said
                 _tell(_ALONE)
         told = state
+        if is_refused:
+            refusals.failed(0.0)
+            await until_up(link, refusals.not_before)
+            continue
+        refusals.progressed()
         # The link may come up in this pause: the next look says so.
         await asyncio.sleep(look_seconds)
         while link.up and _state(link, link.away) == told:
             await asyncio.sleep(look_seconds)
+
+
+async def until_up(link: VerifierLink, seconds: float) -> None:
+    """Wait until the link is up, which a turn may have asked for, for so many seconds at most."""
+    with contextlib.suppress(TimeoutError), link.mailbox() as box:
+        async with asyncio.timeout(seconds):
+            while not link.up:
+                await box.wait(None)  # until the state of the link changes
 
 
 def _state(link: VerifierLink, trouble: str) -> str:

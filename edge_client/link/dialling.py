@@ -101,7 +101,7 @@ class Dialling:
         self.port_is_closed = port_is_closed
         self._ended_at = now
         self.failures += 1
-        if isinstance(error, RemoteError) and error.code in _FINAL:
+        if is_refusal(error):
             self.refused = error
         retry_after = getattr(error, "retry_after", None) or 0.0
         self.retry.failed(now, asked_wait=max(self.asked_wait, retry_after))
@@ -112,6 +112,11 @@ class Dialling:
         for a connection, the cause of the last failure may be gone."""
         self.refused = None
         self.retry.not_before = min(self.retry.not_before, self._ended_at + _LEAST_PAUSE)
+
+
+def is_refusal(error: MoaError) -> bool:
+    """Whether the verifier has refused this device until somebody changes something."""
+    return isinstance(error, RemoteError) and error.code in _FINAL
 
 
 _BEGINS_AGAIN = "the verifier was there before: it has ended, or is starting again"

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,13 +26,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from edge_client.cli import main, options
+from edge_client.cli import main, options, serve
 from edge_client.cli.chat import _welcome
 from edge_client.cli.generate import JsonAnswer, _tell_unverified, not_verified
 from edge_client.cli.serve import _serve, _WithPeer, tell_of_the_verifier
 from edge_client.client import EdgeClient
 from edge_client.device import embedded_bundle
 from edge_client.events import Link, Prompt, Token
+from edge_client.link.mailbox import Mailbox
 from edge_client.screen.pipe import how_much_verified
 from edge_client.screen.words import whose_tokens
 from edge_client.serve import endpoint
@@ -40,7 +41,7 @@ from edge_client.serve.settings import ServeSettings
 from edge_client.settings import ClientSettings
 from moa.bundle import GOLDEN, Bundle, sha256, write_golden, write_manifest
 from moa.cli import working
-from moa.errors import LinkError, MoaError
+from moa.errors import LinkError, MoaError, RemoteError
 from moa.grammar.spec import Grammar
 from moa.manifest import FileEntry
 from moa.process.listening import Port
@@ -516,7 +517,7 @@ async def test_an_endpoint_that_the_verifier_refuses_says_so_at_the_start(
         EdgeClient(verifier=url, device=kit.device()) as client,
         told_of(client),
     ):
-        assert "no verifier now: not with you" in await seen(capsys, "none of it is verified")
+        assert "refused: not with you" in await seen(capsys, "none of it is verified")
     async with EdgeClient(device=kit.device()) as client:
         await tell_of_the_verifier(client)
     assert without_times(capsys.readouterr().err) == [
@@ -639,6 +640,62 @@ async def test_an_outage_that_ends_before_the_usual_wait_is_told_of(
         "until it is there, all text is this device's own, and none of it is verified",
         "online: text is verified by ws://x",
     ]
+
+
+async def test_a_verifier_that_refuses_is_asked_ever_less_often(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a revoked token it was asked once a second for ever."""
+    pauses: list[float] = []
+
+    async def until_up(_: Any, seconds: float) -> None:
+        pauses.append(seconds)
+        await asyncio.sleep(0)
+
+    async def wait_online(seconds: float | None) -> None:
+        if len(pauses) < 12:
+            raise RemoteError("unauthorized", "the token is refused", hint="give another one")
+        link.up = True
+
+    monkeypatch.setattr(serve, "until_up", until_up)
+    link = link_that_is_up()
+    link.up = False
+    telling = asyncio.create_task(tell_of_the_verifier(client_with(link, wait_online)))
+    try:
+        told = await seen(capsys, "online: text is verified by ws://x")
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+    assert 0.5 <= pauses[0] <= 1.0
+    assert 30.0 <= pauses[-1] <= 60.0
+    assert without_times(told) == [
+        "refused: the token is refused (give another one)",
+        "until it is there, all text is this device's own, and none of it is verified",
+        "online: text is verified by ws://x",
+    ]
+
+
+async def test_a_verifier_that_refused_and_is_back_by_a_turn_is_told_of_at_once() -> None:
+    boxes: list[Mailbox] = []
+
+    @contextlib.contextmanager
+    def mailbox() -> Iterator[Mailbox]:
+        boxes.append(Mailbox())
+        yield boxes[-1]
+
+    link: Any = SimpleNamespace(up=False, mailbox=mailbox)
+    waiting = asyncio.create_task(serve.until_up(link, 3600.0))
+    await look()
+    boxes[0].news.set()  # such as another refusal
+    await look()
+    assert not waiting.done()
+    link.up = True
+    boxes[0].news.set()
+    async with asyncio.timeout(120):
+        await waiting
+    link.up = False
+    async with asyncio.timeout(120):
+        await serve.until_up(link, 0.0)
 
 
 def test_an_endpoint_that_is_told_to_end_says_nothing_of_it() -> None:
