@@ -13,7 +13,10 @@ from pathlib import Path
 from cloud_verifier.serving.auth import new_token, read_entries, token_line
 from moa.errors import UsageError
 from moa.process.files import Changed, appended, digest_of, replace_known
+from moa.safe_text import safe_line
 
+_NAMED = 5
+"""Names that a line lists at most."""
 _SHOWN = 12
 """Hexadecimal digits of a hash that identify a token in a list."""
 _IN_ITS_PLACE = "nothing was changed: do it where the mounted folder comes from"
@@ -41,7 +44,11 @@ def add(token: argparse.ArgumentParser) -> None:
         help="its principal (default: edge); given again: one more token",
     )
     new.add_argument(
-        "--names-from", type=Path, metavar="FILE", help="a token for each line of this file, a name"
+        "--names-from",
+        type=Path,
+        metavar="FILE",
+        help="a token for each line of this file, a name; one that the file of --append has gets"
+        " no other",
     )
     new.add_argument("--append", type=Path, metavar="FILE", help="add the lines to this token file")
     new.set_defaults(run=_new)
@@ -64,18 +71,19 @@ def add(token: argparse.ArgumentParser) -> None:
 def _new(arguments: argparse.Namespace) -> int:
     """Make a bearer token, or one for each name. They are shown once; the token file keeps only
     their hashes."""
-    tokens = [(name, new_token()) for name in _names(arguments)]
+    names = _names(arguments)
+    if not names:
+        return 0
+    tokens = [(name, new_token()) for name in names]
     lines = [token_line(name, token) for name, token in tokens]
     if arguments.append is None:
         for (_, token), line in zip(tokens, lines, strict=True):
             print(f"token: {token}\nline for the token file: {line}")
         return 0
-    if len(tokens) == 1:
+    if len(tokens) == 1 and arguments.names_from is None:
         shown = tokens[0][1]
     else:
         shown = "\n".join(f"{name}  {token}" for name, token in tokens)
-    if arguments.append.is_file() and arguments.append.stat().st_size:
-        read_entries(arguments.append)  # a verifier takes nothing of an invalid file
     try:
         # Printed last: one that the file could not take would open nothing.
         with _refusing(arguments.append), appended(arguments.append, "\n".join(lines)):
@@ -105,18 +113,40 @@ def _refusing(path: Path) -> Iterator[None]:
 
 
 def _names(arguments: argparse.Namespace) -> list[str]:
-    """Whose tokens are to be made."""
+    """Whose tokens are to be made. A name from a file that has a token already gets no other: the file
+    of a team is given again when somebody has joined."""
     names = list(arguments.name or ())
+    known = set()
+    append = arguments.append
+    if append is not None and append.is_file() and append.stat().st_size:
+        # A verifier takes nothing of an invalid file
+        known = {name for name, _ in read_entries(append)}
     if arguments.names_from is not None:
         try:
             text = arguments.names_from.read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or "it is no text"
             raise UsageError(f"cannot read {arguments.names_from}: {why}") from None
-        names += [line.strip() for line in text.splitlines() if line.strip()]
-        if not names:
+        listed = [line.strip() for line in text.splitlines() if line.strip()]
+        if not listed and not names:
             raise UsageError(f"there is no name in {arguments.names_from}")
+        left_out = [name for name in dict.fromkeys(listed) if name in known]
+        if left_out:
+            _tell_left_out(left_out, append)
+        names += [name for name in listed if name not in known]
+        return names
     return names or ["edge"]
+
+
+def _tell_left_out(names: list[str], file: Path) -> None:
+    """Say which names get no token, and how one gets another."""
+    some = ", ".join(safe_line(name) for name in names[:_NAMED])
+    if len(names) > _NAMED:
+        some += f" and {len(names) - _NAMED} more"
+    have = "has a token" if len(names) == 1 else "have tokens"
+    print(
+        f"{some} {have} in {file} already: left out (`--name NAME` makes one more)", file=sys.stderr
+    )
 
 
 def _print_tokens(shown: str) -> None:

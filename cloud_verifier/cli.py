@@ -286,7 +286,8 @@ async def _until_stopped(
     meanwhile, and gives its address; empty without one."""
     stopping = Stopping()
     async with verifier.open(port), beside as address:
-        log.info("listening", extra={"event": "listening", "url": verifier.transport.url})
+        addresses = {"url": verifier.transport.url, "api": address}
+        log.info("listening", extra={"event": "listening", **addresses})
         say(f"listening on {verifier.transport.url}")
         if address:
             say(f"API at {address}/v1, operator's page at {address}/ui")

@@ -37,6 +37,7 @@ _FIELDS = (
     "principal",
     "peer",
     "port",
+    "kind",
     "code",
     "limit",
     "reason",
@@ -52,6 +53,7 @@ _FIELDS = (
     "resident_megabytes",
     "records",
     "url",
+    "api",
     "seconds",
     "prompt_tokens",
     "tokens",
@@ -108,8 +110,8 @@ class LineFormatter(logging.Formatter):
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         words = [f"{clock} {record.levelname.lower():7} {safe_line(record.getMessage())}"]
         for name, value in _fields(record).items():
-            if name == "event":
-                continue  # the message's name, for programs
+            if name in ("event", "kind"):
+                continue  # for programs: the message says it
             if name == "session":
                 value = str(value)[:_SHORT_SESSION]
             words.append(f"{name}={_quoted(value)}")

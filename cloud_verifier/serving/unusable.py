@@ -59,4 +59,4 @@ class Unusable:
     def _note(self, kind: str, peer: str, why: str = "") -> None:
         self._count.labels(kind).inc()
         words = f"{_WORDS[kind]} ({why})" if why else _WORDS[kind]
-        self._lines.warn(kind, words, peer, "failed_connection")
+        self._lines.warn(kind, words, peer, "failed_connection", kind=kind)

@@ -97,7 +97,7 @@ class Connections:
         """Count a connection that brought no request, and log one of its kind now and then."""
         self._failed.labels(kind).inc()
         words = f"{_FAILURES[kind]} ({why})" if why else _FAILURES[kind]
-        self._failures.warn(kind, words, peer, "failed_connection")
+        self._failures.warn(kind, words, peer, "failed_connection", kind=kind)
 
     def _dropped(self, peer: str, count: int) -> None:
         """Log that a connection of an address, which has `count` of them, was dropped; not every

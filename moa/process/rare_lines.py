@@ -29,7 +29,7 @@ class RareLines:
         self._clock = clock
         self._kinds: dict[str, _Kind] = {}
 
-    def warn(self, kind: str, words: str, peer: str, event: str, **more: str) -> None:
+    def warn(self, kind: str, words: str, peer: str, event: str, /, **more: str) -> None:
         """Log these words about something of this kind that the `peer`, an address, has done; or
         count it for the kind's next line, where its last one was a moment ago. `more` are other
         fields of the record."""

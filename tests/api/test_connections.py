@@ -228,6 +228,7 @@ async def test_what_brings_no_request_is_counted_and_logged_now_and_then(
                     while counted.get() < times:
                         await asyncio.sleep(0.01)
     no_request, no_tls = caplog.messages
+    assert [vars(line)["kind"] for line in caplog.records] == ["no_request", "no_tls"]
     assert no_request.startswith("what came is no HTTP request")
     assert no_tls.startswith("plain bytes on a port with TLS")
 

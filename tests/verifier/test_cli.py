@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import json
@@ -10,10 +11,10 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from torch import Tensor, zeros
@@ -21,13 +22,14 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from cloud_verifier import bearer_tokens, check
-from cloud_verifier.cli import main, parser, settings_from
+from cloud_verifier.cli import _until_stopped, main, parser, settings_from
+from cloud_verifier.logs import JsonFormatter, log
 from cloud_verifier.model import load
 from cloud_verifier.serving.auth import Authenticator, token_line
 from cloud_verifier.settings import Settings
 from edge_client.settings import ClientSettings
 from moa.cli.command_line import CommandParser, add_flags
-from moa.errors import UsageError
+from moa.errors import MoaError, UsageError
 from moa.process.listening import Port
 from moa.target.identity import SCHEME, short_id
 from moa.target.rows import Row
@@ -152,6 +154,30 @@ def test_serve_until_sigterm(pair: tuple[Path, Path]) -> None:
     assert told["loaded"]["computes"] == short_id(welcome.computes) != ""
     found = told["listening"]["url"], told["loaded"]["slots"], told["opened"]["prompt_tokens"]
     assert (*found, told["disconnected"]["principal"]) == (url, 4, 3, "anonymous")
+
+
+async def test_the_log_tells_both_addresses(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `--openai 0` only a person could read which port it is."""
+
+    @contextlib.asynccontextmanager
+    async def opened(*_: object) -> AsyncIterator[str]:
+        yield "http://127.0.0.1:2"
+
+    died = asyncio.Event()
+    died.set()
+    verifier = SimpleNamespace(
+        open=opened,
+        transport=SimpleNamespace(url="ws://127.0.0.1:1"),
+        service=SimpleNamespace(prepare_grammars=lambda: None),
+        died=died,
+    )
+    monkeypatch.setattr(log, "propagate", True)
+    with caplog.at_level("INFO", log.name), pytest.raises(MoaError, match="engine has stopped"):
+        await _until_stopped(verifier, cast(Any, None), opened())
+    told = json.loads(JsonFormatter().format(caplog.records[0]))
+    assert (told["url"], told["api"]) == ("ws://127.0.0.1:1", "http://127.0.0.1:2")
 
 
 def test_the_first_line_is_logged_before_anything_heavy_is_imported() -> None:
@@ -415,6 +441,41 @@ def test_tokens_for_a_team_are_made_and_revoked_at_once(
     names.write_text("two words\n")
     assert _tokens("new", "--names-from", str(names), *append) == 2
     assert file.read_text().count("\n") == 1
+
+
+def test_names_that_have_a_token_already_get_no_other_from_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file of a team, given again, made a second token for everybody."""
+    file, names = tmp_path / "tokens", tmp_path / "names"
+    names.write_text("ann\nben\n")
+    new = ["new", "--names-from", str(names), "--append", str(file)]
+    assert _tokens(*new) == 0
+    before = file.read_text()
+    capsys.readouterr()
+    assert _tokens(*new) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    hint = "already: left out (`--name NAME` makes one more)\n"
+    assert said.err == f"ann, ben have tokens in {file} {hint}"
+    assert file.read_text() == before
+    names.write_text("ann\ncarol\n")
+    assert _tokens(*new) == 0
+    said = capsys.readouterr()
+    assert said.err == f"ann has a token in {file} {hint}"
+    assert said.out.startswith("carol  "), "whose it is is seen"
+    assert _tokens("new", "--name", "ann", "--append", str(file)) == 0
+    assert [line.split()[0] for line in file.read_text().splitlines()] == [
+        "ann",
+        "ben",
+        "carol",
+        "ann",
+    ]
+    names.write_text("".join(f"user{number}\n" for number in range(7)))
+    assert _tokens(*new) == 0
+    capsys.readouterr()
+    assert _tokens(*new) == 0
+    assert "user4 and 2 more have tokens" in capsys.readouterr().err
 
 
 def _tokens(*words: str) -> int:

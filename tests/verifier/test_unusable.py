@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 import logging
 import ssl
 from pathlib import Path
@@ -12,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from cloud_verifier.logs import JsonFormatter, LineFormatter
 from cloud_verifier.serving.connection import Connection
 from tests.torture.tls import certificate
 from tests.verifier import kit
@@ -80,6 +82,8 @@ async def test_each_kind_is_counted_and_logged_once_in_a_while(
     assert [one.levelname for one in lines] == ["WARNING"]
     assert words in lines[0].getMessage()
     assert vars(lines[0])["peer"].startswith("127.0.0.1:")
+    assert json.loads(JsonFormatter().format(lines[0]))["kind"] == kind
+    assert "kind=" not in LineFormatter().format(lines[0]), "the words say it"
 
 
 @pytest.mark.parametrize("secured", [False, True])
