@@ -350,14 +350,20 @@ def upstreams_of(settings: Settings) -> Upstreams:
 
 
 def _key_in(file: Path) -> str:
-    """The key that a file holds; a `UsageError` where it cannot be read."""
+    """The key that a file holds; a `UsageError` where it cannot be read, or holds none: somebody may
+    be about to write it."""
     if problem := exposed(file):
         log.warning("the upstream's key: %s", problem, extra={"event": "upstream"})
     try:
         with file.open(encoding="ascii") as opened:
-            return opened.read(_LARGEST_KEY).strip()
+            key = opened.read(_LARGEST_KEY).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the upstream's key: {error}") from None
+    if not key:
+        raise UsageError(
+            f"there is no key in {file}", hint="for an upstream without one leave the file out"
+        )
+    return key
 
 
 def _embedded() -> Path:

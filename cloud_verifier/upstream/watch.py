@@ -18,6 +18,9 @@ _STALE_SECONDS = 5.0
 _CHECK_SECONDS = 0.8
 """For so long a health check waits for a look: Kubernetes gives a probe 1 s where nothing else is
 said."""
+_SILENT_SECONDS = 0.4
+"""A look without an answer for so long, and for twice as long as one took lately, is in vain as far as
+a health check is concerned: it has begun within that check."""
 _STEP_SECONDS = 0.1
 """How often the clock is read: a device whose upstream is silent goes on after a second."""
 _ALIVE_SECONDS = 2.0
@@ -69,7 +72,17 @@ class Watch:
     def unready(self) -> str:
         """Why nothing can be asked, in a few words; empty if an upstream answers, as far as is
         known."""
-        return "no upstream answers" if self._upstreams.away else ""
+        if self._upstreams.away:
+            return "no upstream answers"
+        return "the upstream says nothing" if self._is_silent else ""
+
+    @property
+    def _is_silent(self) -> bool:
+        """Whether nothing was heard lately, and a look that is under way brings no answer either."""
+        if self._idle.is_set() or not self._is_stale:
+            return False
+        patience = max(_SILENT_SECONDS, 2 * self._upstreams.look_seconds)
+        return self._clock() - self._looked_at >= patience
 
     @property
     def is_alive(self) -> bool:

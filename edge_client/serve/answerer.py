@@ -222,6 +222,7 @@ class EdgeAnswerer:
                 while (event := await next_in_time(turn, patience)) is not None:
                     told = marks.take(event)
                     patience.trouble = marks.trouble
+                    patience.refused = marks.refused
                     if told is None:
                         continue
                     sent = clock()
@@ -455,6 +456,8 @@ class Marks:
             self._stopped = _STOPPED_BY_LIMIT.format(max_offline_tokens)
         self.trouble = ""
         """Why text was not verified, as the link's latest trouble has it."""
+        self.refused = False
+        """Whether that is a refusal."""
         self._eos_ids = eos_ids
         self._start = 0
         """Tokens of the prompt."""
@@ -491,6 +494,7 @@ class Marks:
             case Link(state=state, detail=detail):
                 if state in _TROUBLE:
                     self.trouble = detail or _TROUBLE[state].format(self._who_verifies)
+                    self.refused = state == "refused"
                 return LinkNews(state, detail)
             case Progress(done=done, total=total, by=by):
                 return Reading(done, total, by)
@@ -539,6 +543,7 @@ class Marks:
             text=done.text,
             counts=counts,
             why="" if done.verified else self._why(done.reason),
+            refused=self.refused and not done.verified,
         )
 
     def _why(self, reason: Reason) -> str:

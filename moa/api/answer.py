@@ -198,6 +198,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     """Why a part of it was not verified, or whose limit has cut it, in words, as far as that is
     known and not plain."""
+    refused: bool = False
+    """Whether that is because of a refusal, such as of a key: to wait does not mend it."""
 
 
 AnswerEvent = Began | Piece | Verified | Cut | LinkNews | Reading | Note | Ended

@@ -128,6 +128,8 @@ class Patience:
         """When the next event comes too late; None: never."""
         self.trouble = ""
         """Why text is not verified, in words, as far as is known; the caller sets it."""
+        self.refused = False
+        """Whether that is a refusal, which to wait does not mend; the caller sets it."""
         self._mode = mode
         self._seconds = seconds
         self._first = first
@@ -164,7 +166,9 @@ class Patience:
 
     def too_late(self) -> ApiError:
         """The error of an answer whose next event did not come in time."""
-        return not_verified(self.trouble) if self._has_text else _no_token(self.trouble)
+        if self._has_text:
+            return not_verified(self.trouble, refused=self.refused)
+        return _no_token(self.trouble, refused=self.refused)
 
 
 async def next_in_time(events: AsyncGenerator[Event, None], patience: Patience) -> Event | None:
@@ -182,31 +186,36 @@ async def next_in_time(events: AsyncGenerator[Event, None], patience: Patience) 
 def _raise_if_not_verified(ended: Ended) -> None:
     """Raise if mode hold cannot show the whole answer."""
     if ended.reason in _LOST:
-        raise not_verified(ended.why, f" ({ended.reason})")
+        raise not_verified(ended.why, f" ({ended.reason})", refused=ended.refused)
     if not ended.verified:
-        raise not_verified(ended.why)
+        raise not_verified(ended.why, refused=ended.refused)
 
 
-def not_verified(why: str = "", remark: str = "") -> ApiError:
+_RETRY_SECONDS = 5.0
+"""After which a client that got no answer may ask again."""
+
+
+def not_verified(why: str = "", remark: str = "", *, refused: bool = False) -> ApiError:
     """The error of an answer in mode hold that the verifier has not verified, for this reason; the
-    `remark` stands at its end."""
+    `remark` stands at its end. `refused`: to wait does not mend it."""
     what = f"the text was not verified ({why})" if why else "the text was not verified in time"
     return ApiError(
         503,
         f"{what}, and unverified text is not sent in mode hold{remark}",
         code="not_verified",
-        retry_after=5.0,
+        retry_after=0.0 if refused else _RETRY_SECONDS,
         why=why,
     )
 
 
-def _no_token(why: str) -> ApiError:
-    """The error of an answer that nobody began, for this reason."""
+def _no_token(why: str, *, refused: bool) -> ApiError:
+    """The error of an answer that nobody began, for this reason; `refused`: to wait does not mend
+    it."""
     return ApiError(
         503,
         "no answer came in time, and this device did not write in time either"
         + (f": {why}" if why else ""),
         code="no_answer",
-        retry_after=5.0,
+        retry_after=0.0 if refused else _RETRY_SECONDS,
         why=why,
     )

@@ -59,15 +59,19 @@ def test_hold_never_takes_half_an_answer_for_a_whole_one(
 def test_the_error_of_hold_says_why_nothing_was_verified() -> None:
     """A wrong key, a spent budget and a dead engine looked alike, and like a lack of patience."""
     end = msgspec.structs.replace(ended("a", verified=False), why="the upstream refuses the key")
+    end = msgspec.structs.replace(end, refused=True)
     with pytest.raises(ApiError, match=r"not verified \(the upstream refuses the key\)") as refused:
         shown(Presenter("hold"), Piece("a"), end)
     patience = Patience("hold", seconds=5.0, first=30.0, now=0.0)
+    assert patience.too_late().headers() == {"Retry-After": "5"}
     patience.trouble = "the upstream refuses the key"
+    patience.refused = True
     none = patience.too_late()
     patience.take(Piece("a"), 1.0)
     for error in (refused.value, none, patience.too_late()):
         assert error.body()["error"]["moa"] == {"why": "the upstream refuses the key"}
         assert "the upstream refuses the key" in str(error)
+        assert error.headers() == {}, "to wait does not mend it"
     assert "moa" not in bad("no").body()["error"]
 
 

@@ -229,6 +229,8 @@ def test_nginx_routes_the_api_by_that_key_and_never_asks_twice_for_a_slow_answer
     assert "proxy_pass http://moa_apis;" in api
     assert "proxy_buffering off;" in api
     assert "proxy_set_header Host $host;" in api, "which --openai-host lets in"
+    for route in re.findall(r"location .*? \{(.*?)\n    \}", text, re.S):
+        assert "proxy_set_header X-Forwarded-For $remote_addr;" in route, "no client's own word"
     (again,) = re.findall(r"proxy_next_upstream (.*);", api)
     assert "timeout" not in again
     name = re.findall(r"server_name (.*);", text)[0]

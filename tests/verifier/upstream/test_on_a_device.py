@@ -151,6 +151,18 @@ async def test_who_has_an_endpoint_hears_of_no_verifier() -> None:
     assert "verifier" not in missing.value.line()
 
 
+def test_an_empty_file_is_no_key_and_not_no_key(tmp_path: Path) -> None:
+    """The upstream was asked without a key, and refused."""
+    key = tmp_path / "key"
+    key.write_text("\n")
+    key.chmod(0o600)
+    settings = Settings(port=0, upstream=("http://127.0.0.1:9/v1",), upstream_key_file=key)
+    with pytest.raises(UsageError, match=f"there is no key in {key}"):
+        upstreams_of(settings)
+    with pytest.raises(UsageError, match="there is no key in"):
+        ask("hi", upstream="http://127.0.0.1:9/v1", upstream_key_file=str(key))
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [

@@ -200,6 +200,42 @@ async def test_a_health_check_waits_a_moment_for_a_silent_upstream(
         assert await status_of(verifier, "/health/ready") == 200, "nothing else is known yet"
 
 
+async def test_an_upstream_that_takes_the_question_and_says_nothing_is_not_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first check called one ready that had hung since it was last heard."""
+    monkeypatch.setattr(watch, "_CHECK_SECONDS", 0.05)
+    now = 100.0
+    answers = asyncio.Event()
+    heard_at = 0.0
+
+    async def look() -> None:
+        nonlocal heard_at
+        await answers.wait()
+        heard_at = now
+
+    upstreams: Any = SimpleNamespace(
+        away="", look=look, look_seconds=0.01, silent_for=lambda now: now - heard_at
+    )
+    watched = watch.Watch(upstreams, running=lambda: 0, clock=lambda: now)
+    watching = asyncio.create_task(watched.run())
+    await asyncio.sleep(0)
+    now += 10.0
+    await watched.look_if_old()
+    assert watched.unready() == "", "it has just been asked"
+    now += 0.5
+    assert watched.unready() == "the upstream says nothing"
+    upstreams.look_seconds = 1.0
+    assert watched.unready() == "", "it takes as long elsewhere, or on a busy machine"
+    now += 2.0
+    assert watched.unready() == "the upstream says nothing"
+    answers.set()
+    await watched.look_if_old()
+    assert watched.unready() == ""
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
 async def test_doctor_asks_for_no_records_of_an_engine_of_others() -> None:
     async with running(TELLS) as upstream, behind(upstream) as verifier:
         settings = ClientSettings(verifier=verifier.transport.url)
@@ -307,6 +343,8 @@ async def test_the_error_of_mode_hold_says_why(trouble: Answer, why: str, stream
     assert why in error["message"]
     assert why in error["moa"]["why"]
     assert "limits count" not in error["message"], "nobody sees where the text ends"
+    if not streams:  # which has its status already
+        assert ("retry-after" in answer.headers) == ("the key" not in why)
 
 
 async def test_what_each_upstream_was_asked_is_counted() -> None:
