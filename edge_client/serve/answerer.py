@@ -128,15 +128,15 @@ class EdgeAnswerer:
         upstreams = self._client.settings.upstream_model
         return self._model or upstreams or named(self._behind or self.bundles_model)
 
-    def accepts(self, name: str) -> bool:
-        """Whether programs may call the model so: the upstream's by its whole name or the last part
-        of it, and by any while the upstream has not said which model it has. A program that names
-        the upstream's model is answered where this device starts while the upstream is away."""
+    def more_names(self) -> list[str]:
+        """How programs may call the model, too: the upstream's by its whole name or the last part
+        of it, and by any (`*`) while the upstream has not said which model it has. A program that
+        names the upstream's model is answered where this device starts while the upstream is away."""
         settings = self._client.settings
         if not settings.upstream:
-            return False
+            return []
         known = [one for one in (settings.upstream_model, self._behind) if one]
-        return not known or name in known or name in map(named, known)
+        return [*known, *map(named, known)] or ["*"]
 
     @property
     def _behind(self) -> str:

@@ -58,7 +58,7 @@ async def endpoint(
         limits,
         defaults,
         also_called=also_called,
-        accepts=answerer.accepts,
+        more_names=answerer.more_names,
         more_metrics=partial(metrics_of_upstream, client),
     )
     # The template's process takes 0.5 s to start, and a busy machine seconds: before the first

@@ -84,8 +84,8 @@ class Api:
 
     also_called: Sequence[str] = ()
     """Other names of the model that requests may use; `*`: any."""
-    accepts: Callable[[str], bool] = lambda name: False
-    """Whether requests may call the model by this name, too, by what is known of it by now."""
+    more_names: Callable[[], Sequence[str]] = lambda: ()
+    """Further ones, by what is known of the model by now."""
 
     def __post_init__(self) -> None:
         """Make what the endpoint keeps from one request to the next: counts, recorded streams, who
@@ -349,13 +349,19 @@ class Api:
 
     def _check_model(self, model: str | None) -> None:
         """Raise an `ApiError` for a request that names another model than ours. None is no name."""
-        if model is None or model == self.answerer.model or model in self.also_called:
+        if model is None:
             return
-        if "*" in self.also_called or self.accepts(model):
+        ours = self.answerer.model
+        aliases = [*self.also_called, *self.more_names()]
+        if model == ours or model in aliases or "*" in aliases:
             return
+        there_is = f"there is {ours!r}"
+        others = [repr(name) for name in dict.fromkeys(aliases) if name != ours]
+        if others:
+            there_is += f", also called {', '.join(others)}"
         raise ApiError(
             404,
-            f"the model {model[:100]!r} does not exist here; there is {self.answerer.model!r}",
+            f"the model {model[:100]!r} does not exist here; {there_is}",
             param="model",
             code="model_not_found",
         )

@@ -701,6 +701,28 @@ async def test_the_model_has_other_names_where_it_is_told_so() -> None:
             assert reply.status_code == status
 
 
+async def test_who_asks_for_an_unknown_model_is_told_every_name_that_there_is() -> None:
+    def more_names() -> list[str]:
+        return ["Qwen/coder", "coder", MODEL]
+
+    async with talk(says("x"), also_called=("gpt-4o", "coder"), more_names=more_names) as (
+        _,
+        client,
+    ):
+        refused = await client.post(CHAT, json=chat(model="gpt-5"))
+        assert refused.status_code == 404
+        assert refused.json()["error"]["message"] == (
+            f"the model 'gpt-5' does not exist here; there is {MODEL!r},"
+            " also called 'gpt-4o', 'coder', 'Qwen/coder'"
+        )
+        assert (await client.post(CHAT, json=chat(model="Qwen/coder"))).status_code == 200
+    async with talk(says("x"), more_names=lambda: ["*"]) as (_, client):
+        assert (await client.post(CHAT, json=chat(model="gpt-5"))).status_code == 200
+    async with talk(says("x")) as (_, client):
+        refused = await client.post(CHAT, json=chat(model="gpt-5"))
+        assert refused.json()["error"]["message"].endswith(f"; there is {MODEL!r}")
+
+
 async def test_a_stream_shows_that_the_prompt_is_being_read() -> None:
     by_device = Reading(5, 9, "device")
     story = [Began(), Reading(0, 2060), Reading(512, 2060), by_device, *says("x")[1:]]
