@@ -43,14 +43,14 @@ class Correction:
 
     shown: str
     """The text that the client has."""
+    told: int = 0
+    """How many characters of it the client knows to be verified."""
     differs: bool = False
     """Whether the target's text is another one."""
     _text: str = ""
     """The answer of this check so far."""
     _verified: int = 0
     """How many characters of it are verified."""
-    _verified_shown: int = 0
-    """How many of those the client knows to be verified."""
 
     def take(self, event: AnswerEvent) -> Show | None:
         """Take an event of the check, in which the answer is written once more, and return the
@@ -76,12 +76,13 @@ class Correction:
         """The change that tells the client that this beginning of the answer is verified: only
         that, where it has the same text; else the verified text in place of its own. None if it
         knows."""
-        if len(verified) <= self._verified_shown:
-            return None
-        self._verified_shown = len(verified)
         if self.shown.startswith(verified):  # as it was written
+            if len(verified) <= self.told:
+                return None
+            self.told = len(verified)
             return Show("", len(verified))
         self.differs = True
+        self.told = len(verified)
         return self._show(verified, len(verified))
 
     def _ended(self, ended: Ended) -> Show | None:
@@ -138,7 +139,7 @@ class Recheck:
         the recorded stream as far as the two differ. Nothing is told if the verifier is gone again
         before it has verified anything. The device keeps its text, and writes none meanwhile."""
         before = self.shape.ends[0]
-        correction = Correction(before.text)
+        correction = Correction(before.text, told=self.shape.verified[0])
         try:
             await self._write_again(answerer, correction, before)
         except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -267,6 +268,8 @@ class ResponseShape:
         self.error: ApiError | None = None
         self.ends: dict[int, Ended] = {}
         """How the answer has ended, when it has."""
+        self.verified: Counter[int] = Counter()
+        """How many characters of each choice's text its client knows to be verified."""
         self._events = 0
         """How many were sent."""
 
@@ -321,6 +324,8 @@ class ResponseShape:
         """Yield the events for a change of the text: of the reasoning, the message, and new calls
         of tools. The `last` change brings what was held back. Clients that know our events
         (`marked`) are told, too, when text is withdrawn or verified."""
+        if show is not None:
+            self.verified[index] = show.verified
         reasoning, answer = self._parts.take(show, last=last)
         if reasoning.text or reasoning.cut is not None:
             yield from self._change("reasoning", reasoning, alone=alone)

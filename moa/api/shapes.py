@@ -40,6 +40,8 @@ class Shape:
         """Characters of a streamed choice whose log-probabilities have been sent."""
         self.ends: dict[int, Ended] = {}
         """How each choice has ended, when it has."""
+        self.verified: Counter[int] = Counter()
+        """How many characters of each choice's text its client knows to be verified."""
         self.error: ApiError | None = None
 
     def snapshot(self) -> dict[str, Any]:
@@ -84,6 +86,8 @@ class Shape:
         """Yield the chunk for a change of a choice's text, if its client is to be told. `alone`
         says that the device wrote it without the verifier. The `last` change brings what was held
         back; where text may still be withdrawn, only then its calls of tools are sent."""
+        if show is not None:
+            self.verified[index] = show.verified
         reasoning, answer = self._parts[index].take(show, last=last)
         scored = show.logprobs if show is not None else ()
         if not self._call.stream:

@@ -122,6 +122,66 @@ async def test_a_kept_stream_is_corrected_as_the_target_writes() -> None:
     assert (text.text, text.verified) == (TRUE, len(TRUE))
 
 
+def test_a_later_check_tells_only_what_is_new_and_a_difference_at_once() -> None:
+    correction = Correction(WRITTEN, told=8)
+    assert correction.take(Piece("the ")) is None
+    assert correction.take(Piece("cat ")) is None
+    show = correction.take(Piece("sat "))
+    assert show is not None
+    assert (show.text, show.verified, show.cut) == ("", 12, None)
+    other = Correction(WRITTEN, told=8)  # an upstream may say something else the next time
+    show = other.take(Piece("the dog"))
+    assert show is not None
+    assert (show.text, show.verified, show.cut) == ("dog", 7, 4)
+
+
+async def test_what_is_known_to_be_verified_never_becomes_less() -> None:
+    """A page counted to 369 of 1,633 characters and began anew, since a check was cut short."""
+    checks = 0
+
+    def script(ask: AnswerRequest) -> Iterable[AnswerEvent | asyncio.Event]:
+        nonlocal checks
+        yield Began()
+        if not ask.question.prediction:
+            yield Piece(WRITTEN[:6])
+            yield Piece(WRITTEN[6:], verified=False)
+            yield ended(WRITTEN, verified=False, reason="link")
+            return
+        checks += 1
+        yield Piece(WRITTEN[:3])
+        yield Piece(WRITTEN[3 : 6 + 3 * checks])
+        if checks == 1:
+            yield ended(WRITTEN[:9], verified=False, reason="link")
+            return
+        yield Piece(WRITTEN[12:])
+        yield ended(WRITTEN)
+
+    body = {
+        "messages": [{"role": "user", "content": "x"}],
+        "stream": True,
+        "moa": {"mode": "provisional", "resumable": True},
+    }
+    async with (
+        served(script) as (_, address),
+        browser(address) as client,
+        asyncio.timeout(PATIENCE),
+    ):
+        first = await client.post("/v1/chat/completions", json=body)
+        id = first.headers["X-Request-Id"]
+        told: list[dict[str, Any]] = []
+        while not (told and told[-1].get("all_verified")):
+            stream = await client.get(f"/v1/streams/{id}")
+            chunks = [
+                json.loads(line[6:])
+                for line in stream.text.splitlines()
+                if line.startswith("data: {")
+            ]
+            told = [choice["moa"] for one in chunks for choice in one["choices"] if "moa" in choice]
+    verified = [marks["verified"] for marks in told if "verified" in marks]
+    assert verified == sorted(verified)
+    assert {6, 9, 12} <= set(verified)
+
+
 @pytest.mark.parametrize("told", [False, True], ids=["before", "after"])
 async def test_a_check_that_nobody_wants_ends_at_the_verifier(told: bool) -> None:
     """Also one that has told nothing yet; the next answer's check need not wait for it."""

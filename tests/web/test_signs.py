@@ -18,6 +18,8 @@ HANDLE = """
       return said(ask.says);
     }
     const signs = new Signs(0);
+    const other = new Signs(0); // of another answer
+    Signs.heardAt = -Infinity; // the page has just been opened
     const seen = [];
     let number = 0;
     let [words, drawn] = ["", 0];
@@ -27,7 +29,7 @@ HANDLE = """
         words = signs.words(look, ask.online ?? true);
         seen.push([look, `${drawn} ${words}`]);
       }
-      signs.heard(at, changed);
+      (ask.beside ? other : signs).heard(at, changed);
       if (changed) seen.push([at, `${drawn = ++number} ${words}`]);
     }
     return seen;
@@ -67,6 +69,13 @@ def test_what_is_said_tells_silence_from_work_without_text(node: Node) -> None:
     assert seen[-1][1] == "0 no word for 3 s"
     beats = [[at / 2, False] for at in range(1, 7)]
     seen = node.ask({"chunks": beats, "until": 3.1, "slow": 1})
+    assert seen[-1][1] == "0 the verifier is at work, 3 s"
+
+
+def test_a_verifier_that_works_on_another_answer_is_not_silent(node: Node) -> None:
+    """While it checked one of another conversation, the page had no word of it."""
+    beats = [[at / 2, False] for at in range(1, 7)]
+    seen = node.ask({"chunks": beats, "until": 3.1, "slow": 1, "beside": True})
     assert seen[-1][1] == "0 the verifier is at work, 3 s"
 
 

@@ -476,7 +476,7 @@ function takeText(work, chunk) {
   const { node, answer: live } = work;
   const withdrawn = live.take(chunk);
   const isLonger = Boolean(chunk.choices?.[0]?.delta?.content);
-  work.signs.heard(seconds(), isLonger || Boolean(withdrawn));
+  work.signs.heard(seconds(), isLonger || withdrawn);
   if (isLonger) work.textAt = seconds();
   if (withdrawn) {
     work.withdrawn = withdrawn;
@@ -632,10 +632,10 @@ function takeCheck(check, chunk) {
   const before = live.verified;
   const withdrawn = live.take(chunk);
   const isLonger = Boolean(chunk.choices?.[0]?.delta?.content);
-  check.signs.heard(seconds(), isLonger || Boolean(withdrawn) || live.verified !== before);
   if (isReplay || !isWanted(check)) return;
+  check.signs.heard(seconds(), isLonger || withdrawn || live.verified !== before);
   if (!check.shown) {
-    const checked = live.verified - live.begin;
+    const checked = Math.max(live.verified, [...verifiedText(node)].length) - live.begin;
     node.check = { checked, of: live.characters.length - live.begin, sign: live.sign };
   }
   const goesOn = !check.shown && live.text.length > node.text.length;
@@ -666,8 +666,7 @@ function drawCheck(check) {
 function endCheck(check) {
   const { node, answer: live } = check;
   if (live.done && live.allVerified) {
-    if (check.shown) tellEnd(check);
-    else tellVerified(check);
+    tellEnd(check);
     node.text = live.text;
     node.settled = live.text.length;
     node.verified = true;
@@ -680,27 +679,21 @@ function endCheck(check) {
     }
     return true;
   }
+  // The verifier is gone again, perhaps in the middle of its own text.
+  if (check.shown || live.done) node.settled = live.settled.length;
   if (!check.shown) return false;
-  // The verifier is gone again, in the middle of its own text.
   node.text = live.text;
-  node.settled = live.settled.length;
   node.reason = live.reason;
   return true;
 }
 
 // What was said of the check while it ran is no longer so.
-function tellEnd({ corrected }) {
-  if (corrected) notice(said("The verifier has corrected an answer that was written offline"));
-  else notice(said("The verifier has completed an answer that was written offline"));
-}
-
-// It was over before anything of it was shown.
-function tellVerified(check) {
-  const { node, answer: live } = check;
-  check.withdrawn = behindCommon(node.text, live.text);
-  const corrected = "The verifier has corrected an answer that was written offline";
-  if (check.withdrawn) notice(said(corrected));
-  else notice("An answer that was written offline is verified");
+function tellEnd(check) {
+  const { node, answer: live, shown } = check;
+  if (!shown) check.withdrawn = behindCommon(node.text, live.text);
+  let done = shown ? "completed" : "verified";
+  if (check.corrected || check.withdrawn) done = "corrected";
+  notice(said(`The verifier has ${done} an answer that was written offline`));
 }
 
 // ---- answers behind one that was corrected
@@ -800,16 +793,11 @@ function leave(node) {
 // An answer that stands still says for how long, and so does a check.
 function tick() {
   const isOnline = $("link").dataset.state === "online";
-  for (const { node, answer: live, signs, conversation } of running.values()) {
+  const all = [...running.values(), ...followed.values()];
+  for (const { node, answer: live, signs, conversation, shown = true } of all) {
+    if (!shown && !node.check) continue;
     const words = signs.words(seconds(), isOnline);
-    if (words === live.sign) continue;
-    live.sign = words;
-    if (conversation === current) view.note(node, live);
-  }
-  for (const { node, answer: live, signs, conversation, shown } of followed.values()) {
-    if (!node.check) continue;
-    const words = signs.words(seconds(), isOnline);
-    node.check.sign = words;
+    if (node.check) node.check.sign = words;
     if (words === live.sign) continue;
     live.sign = words;
     if (conversation === current) view.note(node, shown ? live : null);

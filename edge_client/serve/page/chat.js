@@ -393,7 +393,7 @@ export class ChatView {
     note.classList.toggle("ended", !live && Boolean(node.verified));
     box.querySelector(".who").textContent = headOf(node, live);
     if (live && node.check) {
-      note.textContent = [checkOf(node.check), live.sign].filter(Boolean).join("; ");
+      note.textContent = checkNote(node);
     } else if (live) {
       note.textContent = progressOf(node, live);
     } else {

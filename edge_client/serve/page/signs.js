@@ -27,16 +27,17 @@ export function stillFor(seconds) {
   return Math.floor(seconds / STEP_SECONDS) * STEP_SECONDS;
 }
 
-// When something was last heard of one answer, and when the reader last saw it change.
+// When the reader last saw one answer change.
 export class Signs {
+  static heardAt; // of any answer: who works on another is not silent
+
   constructor(now) {
-    this.heardAt = now;
     this.changedAt = now;
   }
 
   // A chunk arrived; `changed`: it changed what the reader sees.
   heard(now, changed) {
-    this.heardAt = now;
+    Signs.heardAt = now;
     if (changed) this.changedAt = now;
   }
 
@@ -45,7 +46,7 @@ export class Signs {
   words(now, isOnline) {
     const still = stillFor(now - this.changedAt);
     if (!still) return "";
-    const silent = !isOnline || now - this.heardAt >= FIRST_SECONDS;
-    return silent ? `no word for ${still} s` : said(`the verifier is at work, ${still} s`);
+    const works = isOnline && now - Signs.heardAt < FIRST_SECONDS;
+    return works ? said(`the verifier is at work, ${still} s`) : `no word for ${still} s`;
   }
 }
