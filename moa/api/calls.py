@@ -3,7 +3,8 @@ Markdown, or bare. Pure.
 
 A grammar makes a model write calls as its chat template does (`tools.py`), but only where it must
 call, or has begun to. Left free, many models write the same object in a fence instead. Only a call
-of a function that was offered counts: any other JSON, and any other fence, is text.
+of a function that was offered counts, with arguments as a `strict` one promises them: any other
+JSON, and any other fence, is text.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
+
+from moa.grammar.fitting import fits
 
 MARKS = ("<tool_call>", "[TOOL_CALLS]")
 """What models write before a call."""
@@ -68,10 +71,18 @@ class CallReader:
     """Finds the calls in what a model writes. It remembers how far it has come in a text, for what
     is text or a call once stays so, whatever follows."""
 
-    def __init__(self, names: Iterable[str], *, parallel: bool = True) -> None:
+    def __init__(
+        self,
+        names: Iterable[str],
+        *,
+        parallel: bool = True,
+        strict: Mapping[str, Any] | None = None,
+    ) -> None:
         """`names` are those of the functions that may be called. Without `parallel` only the
-        first call counts: others behind it are left out, for the model can ask for them again."""
+        first call counts: others behind it are left out, for the model can ask for them again.
+        `strict` has the schemas, by name, without which the arguments of a function are no call."""
         self._names = frozenset(names)
+        self._strict = {} if strict is None else strict
         self._parallel = parallel
         self._known: deque[tuple[str, _State]] = deque(maxlen=_TEXTS)
         """The latest texts, and how far each is taken apart."""
@@ -111,7 +122,7 @@ class CallReader:
             place, in_fence = _behind(text, place, in_fence=in_fence)
             if not last and _may_close(text[place:], in_fence=in_fence):
                 return None
-        found = self._call_at(text, place, last=last)
+        found = self._call_at(text, place, behind_in_fence=may_begin and in_fence, last=last)
         if found is None:
             in_fence = in_fence or mark == _FENCE
             return _State(place + len(mark), said + mark, calls, False, in_fence)
@@ -120,13 +131,15 @@ class CallReader:
         calls += found.calls
         if not self._parallel:
             calls = calls[:1]
-        in_fence = found.in_fence or (may_begin and in_fence)
-        return _State(found.end, said, calls, True, in_fence)
+        return _State(found.end, said, calls, True, found.in_fence)
 
-    def _call_at(self, text: str, place: int, *, last: bool) -> _Found | None:
+    def _call_at(
+        self, text: str, place: int, *, behind_in_fence: bool, last: bool
+    ) -> _Found | None:
         """Returns the calls of the object that stands here, behind marks and the first line of a
-        fence; None if it is none."""
+        fence, or in the fence of the call before; None if it is none."""
         brace, in_fence = opening(text, place)
+        in_fence = in_fence or behind_in_fence
         undecided = None if last else _Found((), _WAITS, in_fence)
         if brace is None:
             return None
@@ -145,7 +158,19 @@ class CallReader:
         except (ValueError, RecursionError):
             return None
         calls = calls_in(value, self._names, demands_arguments=True)
-        return _Found(tuple(calls), end, in_fence) if calls and end - brace <= most else None
+        if not calls or end - brace > most:
+            return None
+        if not all(self._keeps_promise(call, in_fence=in_fence) for call in calls):
+            return None
+        return _Found(tuple(calls), end, in_fence)
+
+    def _keeps_promise(self, call: WrittenCall, *, in_fence: bool) -> bool:
+        """Whether the arguments fit the schema of a function that is `strict`. In a fence no
+        grammar has held them to it: there a schema that is not understood is not kept, either."""
+        if call.name not in self._strict:
+            return True
+        does_fit = fits(json.loads(call.arguments), self._strict[call.name])
+        return does_fit is True or (does_fit is None and not in_fence)
 
 
 class _Found(NamedTuple):

@@ -44,8 +44,16 @@ class Tools(msgspec.Struct, frozen=True):
 
     def reader(self) -> CallReader:
         """Returns what finds calls of them in one answer."""
-        names = [tool.function.name for tool in self.tools]
-        return CallReader(names, parallel=self.parallel)
+        functions = [tool.function for tool in self.tools]
+        return CallReader(
+            [function.name for function in functions],
+            parallel=self.parallel,
+            strict={
+                function.name: closed(function.parameters)
+                for function in functions
+                if function.strict and function.parameters
+            },
+        )
 
 
 Instead = Literal["call", "json", "text"]

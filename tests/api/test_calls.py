@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from moa.api.calls import CallReader, WrittenCall
 from moa.api.parts import Separator
 from moa.api.present import Show
+from moa.api.tools import Function, Tool, Tools
 
 NAMES = ("find_flight", "clock")
 READER = CallReader(NAMES)
@@ -35,9 +36,11 @@ def marked(value: Any) -> str:
     return f"<tool_call>\n{json.dumps(value)}\n</tool_call>"
 
 
-def in_pieces(text: str, sizes: Sequence[int] = (1,)) -> tuple[str, list[WrittenCall]]:
+def in_pieces(
+    text: str, sizes: Sequence[int] = (1,), reader: CallReader | None = None
+) -> tuple[str, list[WrittenCall]]:
     """What a client has of a text that comes in pieces: nothing is ever taken back."""
-    separator = Separator(reader=CallReader(NAMES))
+    separator = Separator(reader=reader or CallReader(NAMES))
     shown = ""
     calls: list[WrittenCall] = []
     place = 0
@@ -264,3 +267,70 @@ def test_a_long_answer_in_small_pieces_is_read_once() -> None:
     began = time.process_time()
     assert in_pieces(200 * fences, [4]) == (200 * fences, [])
     assert time.process_time() - began < 5
+
+
+_STRICT = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer", "maximum": 7}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "form", ["```json\n{}\n```", "{}", "[TOOL_CALLS] {}", "Yes.\n```\n{}\n```\n"]
+)
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [
+        ({"city": "Rome", "days": 3}, True),
+        ({"city": "Rome", "days": 30}, False),
+        ({"city": "Rome", "days": "3"}, False),
+        ({"city": "Rome"}, False),
+        ({"city": "Rome", "days": 3, "unit": "C"}, False),
+        ({}, False),
+    ],
+)
+def test_a_call_that_breaks_the_promise_of_strict_is_text(
+    form: str, arguments: dict[str, Any], fits: bool
+) -> None:
+    """A program that asked for `strict` does not look whether a key is there."""
+    call = json.dumps({"name": "weather", "arguments": arguments})
+    text = form.replace("{}", call)
+    reader = CallReader(["weather"], strict={"weather": _STRICT})
+    said, calls = reader.split(text)
+    if fits:
+        assert [json.loads(one.arguments) for one in calls] == [arguments]
+        assert call not in said
+    else:
+        assert (said, calls) == (text, [])
+    assert in_pieces(text, [3], CallReader(["weather"], strict={"weather": _STRICT})) == (
+        said,
+        calls,
+    )
+    assert CallReader(["weather"]).split(text)[1], "without strict it is a call"
+
+
+def test_in_a_fence_a_schema_that_is_not_understood_gives_no_call() -> None:
+    """Elsewhere the model's grammar may have held it, which understands more."""
+    schema = {"type": "object", "properties": {"city": {"type": "string", "pattern": "^R"}}}
+    call = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+    reader = CallReader(["weather"], strict={"weather": schema})
+    assert reader.split(f"```json\n{call}\n```")[1] == []
+    behind = f"```json\n{json.dumps(CLOCK)}\n{call}\n```"
+    both = CallReader(["weather", "clock"], strict={"weather": schema})
+    assert both.split(behind)[1] == [CLOCK_CALL]
+    assert len(reader.split(f"<tool_call>\n{call}\n</tool_call>")[1]) == 1
+
+
+def test_a_strict_function_takes_no_property_that_it_does_not_list() -> None:
+    tools = Tools(
+        (
+            Tool(Function("strict", parameters={"properties": {"a": {}}}, strict=True)),
+            Tool(Function("free", parameters={"properties": {"a": {}}})),
+        )
+    )
+    calls = [
+        f'```\n{{"name": "{name}", "arguments": {{"b": 1}}}}\n```' for name in ("strict", "free")
+    ]
+    assert [len(tools.reader().split(call)[1]) for call in calls] == [0, 1]
