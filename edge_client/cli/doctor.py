@@ -105,7 +105,7 @@ async def _examine(settings: ClientSettings, console: Console | None) -> list[Ch
             continue
         line = Text(safe_line(f"{check.name:11}{check.finding}"))
         console.print(Text(f"{check.state:8}", style=_STYLES[check.state]) + line)
-        if check.advice and check.state != "ok":
+        if check.advice:
             console.print(Text(safe_line(f"{'':19}-> {check.advice}"), style="bold"))
     return checks
 
@@ -118,6 +118,7 @@ class Check:
     state: Outcome
     finding: str
     advice: str = ""
+    """What to do about it, where something is wrong."""
 
 
 async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
@@ -158,13 +159,14 @@ def _drafter(bundle: Bundle, device: Device, started: float) -> Check:
     first = time.perf_counter() - started
     times = f"loaded in {1000 * loaded:.0f} ms, first drafts after {1000 * first:.0f} ms"
     finding = f"variant {device.variant} {times}, {resident_bytes() / 1e6:.0f} MB resident"
-    state: Outcome = "ok" if first < _START_SECONDS else "warning"
+    if first < _START_SECONDS:
+        return Check("drafter", "ok", finding)
     advice = "a faster disk: there is no smaller variant"
     if _has_smaller(bundle, device.variant):
         advice = "a smaller variant or a faster disk"
     if slowdown() > _BUSY:
         advice = "try again when the machine does less else"
-    return Check("drafter", state, finding, advice)
+    return Check("drafter", "warning", finding, advice)
 
 
 def try_out(drafter: OnnxDrafter) -> None:
@@ -255,8 +257,9 @@ async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[C
                 await client.link.wait_answered(_UPSTREAM_SECONDS)
                 unready = await why_unready(client.link)
         except MoaError as error:
-            # An unusable --tls-ca, a local verifier that did not start, or no answer.
-            yield Check("verifier", "failed", str(error), error.hint)
+            # An unusable address or --tls-ca, a local verifier that did not start, or no answer.
+            name = "upstream" if settings.upstream else "verifier"
+            yield Check(name, "failed", str(error), error.hint)
             return
         assert client.link.welcome is not None
         for check in _answers(client.link, client.link.welcome, unready, device):

@@ -825,6 +825,20 @@ def test_doctor_of_a_variant_that_is_not_there_is_a_mistake(
     assert (empty.returncode, empty.stderr) == (1, b""), "the bundle's own fault is a finding"
 
 
+def test_doctor_advises_only_where_something_is_wrong() -> None:
+    checks = json.loads(run("doctor", "--json").stdout)
+    assert {check["state"] for check in checks} >= {"ok"}
+    assert not [check for check in checks if check["state"] == "ok" and check["advice"]]
+
+
+def test_doctor_says_of_an_upstreams_address_that_it_is_none() -> None:
+    """It was called a verifier, where none was asked for."""
+    told = run("doctor", "--upstream", "http://gpu:99999", "--json")
+    found = json.loads(told.stdout)[-1]
+    assert (found["name"], found["state"]) == ("upstream", "failed")
+    assert "http://gpu:99999" in found["finding"]
+
+
 def test_doctor_says_that_an_upstream_is_away() -> None:
     told = run("doctor", "--upstream", "http://127.0.0.1:9/v1", "--json")
     assert told.returncode == 1
