@@ -12,9 +12,9 @@ from cloud_verifier.upstream.contract import Continuation, Piece, Usage
 from cloud_verifier.upstream.tokens import Encode
 
 Outcome = Literal["answered", "failed", "refused", "broken_off"]
-"""How a request has ended. answered: it brought text or scores, whatever came of the rest. failed:
-it did not answer, or its answer broke off; it may later. refused: it refuses the request or the key.
-broken_off: nobody waited for its first text any more."""
+"""How a request has ended. answered: text or scores came, to the end or for as long as anybody wanted
+them. failed: nothing came, or it broke off; the upstream may answer later. refused: it refuses the
+request or the key. broken_off: nobody waited for its first text any more."""
 _FIRST_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 

@@ -21,7 +21,7 @@ from cloud_verifier.settings import Settings
 from cloud_verifier.upstream import app, client, engine, watch
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from cloud_verifier.upstream.client import Upstreams
-from cloud_verifier.upstream.contract import Continuation, UpstreamError, Usage
+from cloud_verifier.upstream.contract import Continuation, Piece, UpstreamError, Usage
 from cloud_verifier.upstream.engine import Pace
 from cloud_verifier.upstream.figures import Figures
 from cloud_verifier.upstream.spending import Prices, Spending
@@ -345,6 +345,30 @@ async def test_the_error_of_mode_hold_says_why(trouble: Answer, why: str, stream
     assert "limits count" not in error["message"], "nobody sees where the text ends"
     if not streams:  # which has its status already
         assert ("retry-after" in answer.headers) == ("the key" not in why)
+
+
+@pytest.mark.parametrize(
+    ("text", "fails", "outcome"),
+    [
+        (True, False, "answered"),
+        (True, True, "failed"),
+        (False, True, "failed"),
+        (False, False, "broken_off"),
+    ],
+)
+def test_an_answer_that_breaks_off_has_failed_and_one_that_is_not_wanted_has_not(
+    text: bool, fails: bool, outcome: str
+) -> None:
+    registry = CollectorRegistry()
+    asked = Continuation(ids=[1], text="", sampling=SamplingSettings(), most=1)
+    request = Figures(registry).request("a", asked, now=0.0)
+    if text:
+        request.took(Piece(text="x"), now=1.0)
+    if fails:
+        request.failed(later=True)
+    request.end(None)
+    labels = {"upstream": "a", "outcome": outcome}
+    assert registry.get_sample_value("moa_upstream_requests_total", labels) == 1
 
 
 async def test_what_each_upstream_was_asked_is_counted() -> None:
