@@ -433,7 +433,7 @@ async def connected(service: Service, principal: str, peer: str) -> AsyncIterato
     if refusal is not None:
         raise _as_exception(refusal.error())
     line = Loopback(service, peer)
-    task = asyncio.create_task(charged(converse(service, line, principal, sits_out=True)))
+    task = asyncio.create_task(charged(converse(service, line, principal, is_local=True)))
     try:
         line.put(
             Hello(versions=list(PROTOCOL_VERSIONS), features=sorted(FEATURES), client="openai")
@@ -534,8 +534,9 @@ class _Exchange:
                     self._kept.append(await self._hear())
 
     async def _hear(self) -> ServerMessage:
-        """Wait for the service's next message. If the service stops, an answer that has no place
-        yet ends: whoever asked for it can ask another server. The drain waits for the others."""
+        """Wait for the service's next message. Raises if the service stops before this answer has a
+        place at the model: whoever asked for it can ask another server. An answer that has one is
+        written to its end; the drain waits for it."""
         while isinstance(message := await self._line.get(), Goaway):
             if not self._has_place:
                 raise stopping()

@@ -70,17 +70,17 @@ async def converse(
     principal: str,
     watching: Watching = unwatched,
     *,
-    sits_out: bool = False,
+    is_local: bool = False,
 ) -> None:
     """Serve one connection of `principal` until it ends: frames go to a channel, which handles
-    them, and what the channel's outbox holds goes out. `sits_out`: as in `Outbox`."""
+    them, and what the channel's outbox holds goes out. `is_local`: as in `Outbox`."""
     why = service.refuse_another(principal, socket.peer)
     if why:  # handshakes that were under way together
         await socket.close(CloseCode.TRY_LATER, why)
         return
     who: Who = {"peer": socket.peer, "principal": principal}
     async with _orderly_end(socket, who):
-        channel = Channel(service, principal, socket.meter, socket.peer, sits_out=sits_out)
+        channel = Channel(service, principal, socket.meter, socket.peer, is_local=is_local)
         async with _writing(channel, socket, who, watching) as writer:
             try:
                 async for frame in socket:

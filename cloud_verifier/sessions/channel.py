@@ -54,10 +54,10 @@ class Channel:
         meter: Meter,
         peer: str = "",
         *,
-        sits_out: bool = False,
+        is_local: bool = False,
     ) -> None:
         """Begin a connection of `principal`; `meter` counts what it costs, and `peer` is its
-        address. `sits_out`: as in its `Outbox`."""
+        address. `is_local`: as in its `Outbox`."""
         self.service = service
         self.principal = principal
         self.peer = peer
@@ -67,7 +67,7 @@ class Channel:
         """What both ends have agreed on in the hello."""
         self.welcomed = asyncio.Event()
         self.outbox = Outbox(
-            service.metrics, service.limits, service.clock, meter, sits_out=sits_out
+            service.metrics, service.limits, service.clock, meter, is_local=is_local
         )
         self._meter = meter
         self._bad_messages = 0
@@ -160,7 +160,7 @@ class Channel:
             self._refused_opens.discard(session)
         else:
             self._count_against_budget(refusal, message, session)
-            self.service.count_refusal(error, self.principal, sits_out=self.outbox.sits_out)
+            self.service.count_refusal(error, self.principal, is_local=self.outbox.is_local)
         self.outbox.answer(error)
         if refusal.code == Code.BAD_MESSAGE:
             self._bad_messages += 1
@@ -230,7 +230,7 @@ class Channel:
         try:
             # The tokens of a stream are counted as they come (`Service._pay`).
             # An answer of this process has nowhere else to go on: a drain waits for it.
-            self.service.admit(self.principal, 0, is_begun=self.outbox.sits_out)
+            self.service.admit(self.principal, 0, is_begun=self.outbox.is_local)
             self.service.perform(session, outputs)
         except BaseException:
             session.give_up()  # the same number may be asked for again

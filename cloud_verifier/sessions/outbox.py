@@ -40,11 +40,14 @@ class Outbox:
         clock: Callable[[], float],
         meter: Meter,
         *,
-        sits_out: bool = False,
+        is_local: bool = False,
     ) -> None:
-        """Begin empty; what is sent is counted by `meter`. `sits_out`: the other end is an answer of
-        this process, which sits refusals out that are only for now."""
-        self.sits_out = sits_out
+        """Begin empty; what is sent is counted by `meter`."""
+        self.is_local = is_local
+        """Whether the other end is an answer of this process itself, for its API. Such an answer
+        waits where it is refused for now, so that these refusals are not counted. And it cannot go
+        on at another server: while the process drains, its streams are served to their end, and the
+        drain waits for it."""
         self._wake = asyncio.Event()
         """Set when there may be something to send."""
         self.sessions: set[bytes] = set()

@@ -38,8 +38,8 @@ _SERVED_SECONDS = 1.0
 """Whose session did something so lately is being served now."""
 _CONNECTION_RETRY_MS = 1000
 """Who is refused another connection is asked to wait for so long."""
-_SAT_OUT = frozenset({Code.BUSY, Code.DEADLINE})
-"""Refusals for now, which answers of this process sit out."""
+_FOR_NOW = frozenset({Code.BUSY, Code.DEADLINE})
+"""Refusals for now: answers of this process itself wait, and ask again."""
 
 
 class Service:
@@ -106,7 +106,7 @@ class Service:
         """Whether no round runs, nothing waits to be sent, and no answer of this process is under
         way: that may wait between two rounds, for its principal's rate."""
         running = any(session.running is not None for session in self.table)
-        busy = any(outbox.has_answers or outbox.sits_out for outbox in self.connections)
+        busy = any(outbox.has_answers or outbox.is_local for outbox in self.connections)
         return not running and not busy
 
     # ---- connections
@@ -397,8 +397,8 @@ class Service:
         """Tell the device that its round was not run; the round's number may be used again."""
         session.give_up()
         error = dropped.refusal.error(session=session.id, round=dropped.job.request.round)
-        sits_out = session.outbox is not None and session.outbox.sits_out
-        self.count_refusal(error, session.principal, sits_out=sits_out)
+        is_local = session.outbox is not None and session.outbox.is_local
+        self.count_refusal(error, session.principal, is_local=is_local)
         self.perform(session, [error])
 
     def _pay(self, session: ServerSession, answer: StreamTokens) -> None:
@@ -444,14 +444,14 @@ class Service:
             self.table.remove(session, "quarantined")
 
     def count_refusal(
-        self, error: Error, principal: str, peer: str = "", *, sits_out: bool = False
+        self, error: Error, principal: str, peer: str = "", *, is_local: bool = False
     ) -> None:
         """Count and log a refusal, without its message: that may quote the client's text or tokens.
         If it concerns no session, it is of the connection of this `peer`.
 
-        Where the other end `sits_out` what is refused for now, nobody is turned away: the answer
-        waits, which has a gauge of its own, and nothing is counted here."""
-        if sits_out and error.code in _SAT_OUT:
+        A refusal that is only for now turns no answer of this process itself (`is_local`) away: the
+        answer waits, and there is a gauge of those that do. So it is not counted here."""
+        if is_local and error.code in _FOR_NOW:
             return
         self.metrics.refusals.labels(error.code, error.limit).inc()
         where = {"session": error.session, "round": error.round, "principal": principal}
