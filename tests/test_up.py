@@ -442,7 +442,7 @@ async def test_a_bundle_that_is_given_up_leaves_nothing(
     bundles = tmp_path / "bundles"
     others = bundles / ".a[4b].building-1-0b"
     others.mkdir(parents=True)
-    options = argparse.Namespace(target="t", device_model="d")
+    options = argparse.Namespace(target="t", device_model="d", again=False)
     plan = {"bundle": str(bundles / "a[4b]"), "made": False, "seconds": 1.0}
     making = asyncio.create_task(up_command._build(options, plan))
     async with asyncio.timeout(60):
@@ -452,6 +452,59 @@ async def test_a_bundle_that_is_given_up_leaves_nothing(
     with pytest.raises(asyncio.CancelledError):
         await making
     assert list(bundles.iterdir()) == [others], "that of another process stays"
+
+
+_MAKES = """
+import pathlib, sys
+
+def main():
+    out = pathlib.Path(sys.argv[sys.argv.index("-o") + 1])
+    assert ("--force" in sys.argv) == out.is_dir()
+    out.mkdir(exist_ok=True)
+    (out / "manifest.json").write_text("made here")
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no locks of folders")
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("other", ["makes it", "gives it up"])
+async def test_the_second_of_two_that_make_a_bundle_says_that_it_waits(
+    other: str,
+    again: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Both made it, each with all of the memory that this takes, and neither said so."""
+    import fcntl
+
+    (tmp_path / "makes.py").write_text(_MAKES)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(up_command, "_BUILD", "makes:main")
+    monkeypatch.setattr(up_command, "_LOCKED_SECONDS", 0.01)
+    bundles = tmp_path / "bundles"
+    bundles.mkdir()
+    manifest = bundles / "ours" / "manifest.json"
+    plan = {"bundle": str(manifest.parent), "made": False, "seconds": 1.0}
+    options = argparse.Namespace(target="t", device_model="d", again=again)
+    first = os.open(bundles, os.O_RDONLY)
+    fcntl.flock(first, fcntl.LOCK_EX)
+    making = asyncio.create_task(up_command._build(options, plan))
+    said = ""
+    async with asyncio.timeout(60):
+        while f"another process makes a bundle in {bundles}: waiting for its end" not in said:
+            said += capsys.readouterr().err
+            await asyncio.sleep(0.01)
+        if other == "makes it":
+            manifest.parent.mkdir()
+            manifest.write_text("made there")
+        os.close(first)
+        await making
+    said += capsys.readouterr().err
+    assert said.count("another process") == 1
+    is_kept = other == "makes it" and not again
+    assert manifest.read_text() == ("made there" if is_kept else "made here")
+    assert ("the other process has made the bundle" in said) == is_kept
 
 
 @pytest.mark.slow

@@ -139,8 +139,10 @@ def not_verified(answer: JsonAnswer, settings: ClientSettings) -> str:
     if not settings.verifier:
         return f"{line}: no verifier was named (--verifier ws://HOST:PORT, or local to start one)"
     verifier = settings.who_verifies if settings.verifier == "local" else settings.verifier
-    if answer.link == "offline" and answer.why_down and verifier not in answer.why_down:
-        return f"{line}: {answer.why_down}"  # the connection to the verifier is not the reason
+    # An upstream is no connection that can be lost: what it said is the reason.
+    is_about_link = not settings.upstream and verifier in answer.why_down
+    if answer.link == "offline" and answer.why_down and not is_about_link:
+        return f"{line}: {answer.why_down}"
     if answer.link == "offline" and answer.was_online:
         return f"{line}: the connection to {verifier} was lost"
     if answer.link == "offline":

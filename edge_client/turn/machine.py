@@ -418,7 +418,9 @@ class TurnMachine:
             self.stats.forwards += 1
             self._progressed(now, server_seconds(event))
         elif event.done:
-            self._try_again(now)  # a stream without tokens is not asked for again at once
+            # A stream without tokens is not asked for again at once.
+            who = "the upstream" if self.deadlines.engine_behind else "the verifier"
+            self._try_again(now, f"{who} has ended its answers again and again without a new word")
         self._absorb(now)
 
     def _learn_reading_speed(self, event: Advanced) -> None:
@@ -503,18 +505,18 @@ class TurnMachine:
         self.reach.retry.failed(now, asked_wait=asked_wait)
         self.session_state.repeat(self.reach.retry.not_before)
 
-    def _try_again(self, now: float) -> None:
+    def _try_again(self, now: float, why: str) -> None:
         """Ask again after a pause because of an error that should not happen; after too many in a
-        row, no more in this turn."""
+        row, no more in this turn. `why` says then what happened the last time."""
         if self.reach.setback():
-            self._give_up("answers came without progress")
+            self._give_up(why)
         else:
             self._pause(now)
 
     def _reopen(self, now: float) -> None:
         """Open a session again that the verifier has lost: its opening is among the unsettled
         requests. The first time at once, then after a pause."""
-        self._try_again(now)
+        self._try_again(now, "the verifier has lost the session again and again")
         if self.reach.setbacks == 1:
             self.session_state.repeat(now)
 
@@ -526,7 +528,7 @@ class TurnMachine:
                 Notice(message=f"a new session is opened: {safe_line(error.line())}")
             )
         self.transcript.begin_anew()
-        self._try_again(now)
+        self._try_again(now, f"sessions break again and again: {error.line()}")
         self._absorb(now)
 
     def _give_up(self, why: str) -> None:

@@ -61,6 +61,8 @@ _TOLD_TIME = re.compile(
     r"(?P<doing>.*) \((?P<share>\d+%), \d+ s, about (?P<seconds>\d+) s left\)", re.DOTALL
 )
 """A line of that program which says how much is done, and how long the rest may take."""
+_LOCKED_SECONDS = 0.5
+"""Between two looks whether another process has made its bundle."""
 _BUILD_END_SECONDS = 1.0
 """Seconds that what makes a bundle has to end: it has nothing to save, and may compute for long."""
 _SAY_SECONDS = 10.0
@@ -341,6 +343,50 @@ def _show_plan(plan: dict[str, Any] | None, options: argparse.Namespace) -> None
 
 
 async def _build(options: argparse.Namespace, plan: dict[str, Any]) -> None:
+    """Make the device's bundle. While another process makes one here, wait for that: it may be the
+    same, and two at once would take the memory twice."""
+    from moa.bundle import MANIFEST
+
+    bundle = Path(plan["bundle"])
+    async with _alone_in(bundle.parent) as has_waited:
+        if has_waited and (bundle / MANIFEST).is_file():
+            if not options.again:
+                _say(f"the other process has made the bundle: {bundle}")
+                return
+            plan = plan | {"made": True}
+        await _make(options, plan)
+
+
+@contextlib.asynccontextmanager
+async def _alone_in(folder: Path) -> AsyncIterator[bool]:
+    """Keep other processes like this one from making bundles in this folder while the body runs;
+    yields whether one of them had to be waited for. Where folders cannot be locked nobody waits."""
+    has_waited = False
+    if os.name == "nt":
+        yield has_waited
+        return
+    import fcntl  # there is none on Windows
+
+    held = os.open(folder, os.O_RDONLY)  # closing it, or the end of this process, lets others in
+    try:
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not has_waited:
+                    _say(f"another process makes a bundle in {folder}: waiting for its end")
+                has_waited = True
+                await asyncio.sleep(_LOCKED_SECONDS)
+            except OSError:
+                break  # some network folders have no locks
+            else:
+                break
+        yield has_waited
+    finally:
+        os.close(held)
+
+
+async def _make(options: argparse.Namespace, plan: dict[str, Any]) -> None:
     """Make the device's bundle in a child process. Meanwhile a line on the terminal shows what it
     is doing, for how long, and how long it may still take."""
     arguments = ["build", "-t", options.target, "-d", f"independent:{options.device_model}"]

@@ -37,6 +37,7 @@ from moa.cli.command_line import CommandParser
 from moa.errors import MoaError, UsageError
 from tests.verifier.upstream.scripted import Request, chunk, end_of, reset, running, stream, whole
 
+BUSY = "the upstream cannot answer now: too many requests"
 GOOD = stream(chunk(" The upstream says this."), chunk("", "stop"), "data: [DONE]\n\n")
 
 
@@ -91,6 +92,10 @@ def test_an_answer_that_is_not_verified_is_so_for_want_of_the_endpoint() -> None
     answer.take(Link(state="late"))
     line = not_verified(answer, ClientSettings(upstream="gpu:8000"))
     assert line.endswith("the upstream did not answer in time")
+    for said in (Link(state="online"), Link(state="offline", detail=f"{BUSY} (HTTP 429)")):
+        answer.take(said)
+    line = not_verified(answer, ClientSettings(upstream="gpu:8000"))
+    assert line.endswith(f"verified by the target: {BUSY} (HTTP 429)"), "no connection was lost"
 
 
 def test_who_verifies_is_called_by_what_is_behind() -> None:
@@ -100,6 +105,23 @@ def test_who_verifies_is_called_by_what_is_behind() -> None:
     assert str(error) == "the upstream refuses: no such model"
     error = refused("the upstream has no such model", "the upstream")
     assert str(error) == "the upstream has no such model"
+
+
+@pytest.mark.usefixtures("short_pauses")
+async def test_an_upstream_that_ends_every_stream_early_is_what_is_told() -> None:
+    links: list[Link] = []
+    empty = stream(chunk(""), "data: [DONE]\n\n")
+    async with (
+        running(empty) as upstream,
+        EdgeClient(upstream=upstream.url, upstream_model="big", max_new_tokens=4) as device,
+    ):
+        await device.wait_online(60)
+        async for event in device.generate("What is 17 plus 25?", settle_seconds=60.0):
+            if isinstance(event, Link):
+                links.append(event)
+    why = "the upstream has ended its answers again and again without a new word"
+    assert links[-1] == Link(state="refused", detail=why)
+    assert str(refused(why, "the upstream")) == why
 
 
 async def test_what_the_endpoint_refuses_is_said_once() -> None:
