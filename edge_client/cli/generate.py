@@ -33,7 +33,10 @@ from moa.errors import MoaError, UsageError
 
 def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
-    command.description = "Answer one prompt."
+    command.description = (
+        "Answer one prompt. Exit code 0 also where nobody could be reached to verify it, 1 where the "
+        "verifier or the upstream refuses."
+    )
     options.add_prompt(command)
     command.add_argument("--system", metavar="TEXT", help="system message for the assistant")
     how = command.add_mutually_exclusive_group()

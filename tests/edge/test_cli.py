@@ -50,6 +50,7 @@ from moa.wire.messages import Error
 from tests.edge import kit
 from tests.edge.link.test_websocket import stranger
 from tests.edge.test_offline_check import slow_verifier
+from tests.torture.tls import certificate
 from tests.verifier import kit as verifier_kit
 
 FRESH = "from edge_client.cli import main; main()"
@@ -467,6 +468,34 @@ async def test_a_verifier_that_refuses_is_one_clear_line() -> None:
                 b"not with you",
                 b"the bundle that was made for this target",
             )
+
+
+@pytest.mark.parametrize("who", ["refuses the token", "has a wrong certificate"])
+async def test_the_exit_code_tells_a_refusal_from_a_verifier_that_was_not_heard(
+    who: str, tmp_path: Path
+) -> None:
+    """As docs/edge-client.md says: a login page of a network shows a wrong certificate, too."""
+    auth, token = verifier_kit.principals(tmp_path, "alice")
+    settings = verifier_kit.SETTINGS
+    if who == "has a wrong certificate":
+        chain, key = certificate(tmp_path)
+        settings = replace(settings, tls_cert=chain, tls_key=key)
+    else:
+        token = "wrong"
+    async with verifier_kit.verifier(settings, auth=auth) as running:
+        url = running.transport.url.replace("127.0.0.1", "localhost")
+        words = ["generate", "--raw", "hello", "--bundle", str(kit.pair() / "bundle")]
+        words += ["--verifier", url, "--token", token, "--max-new-tokens", "3"]
+        words += ["--settle-seconds", "0"]
+        done = await asyncio.to_thread(run, *words, program=FRESH)
+    assert done.stdout.strip(), "the device answers all the same"
+    last = done.stderr.decode().splitlines()[-1]
+    if who == "refuses the token":
+        assert done.returncode == 1
+        assert "the verifier refused the token" in last
+    else:
+        assert done.returncode == 0
+        assert "certificate is not trusted" in last
 
 
 async def test_a_chat_in_a_pipe_that_the_verifier_refuses_is_no_success_either() -> None:
