@@ -22,7 +22,7 @@ from moa.errors import UnsupportedModelError, UsageError
 from moa.gguf.reader import is_gguf
 from moa.process.busy import slowdown
 from moa.target.families import refuse_as_sibling
-from moa.target.gguf_folder import file_bytes
+from moa.target.gguf_folder import GgufModel
 from moa.target.identity import text_shapes
 from moa.target.loading import locate, read_facts, read_shape, tokenizer_hash_of
 
@@ -149,7 +149,9 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
     target_bytes = weights * _BYTES_PER_TARGET_WEIGHT
     target_form = "in bfloat16"
     if is_gguf(setup.target):
-        target_bytes = file_bytes(Path(setup.target).expanduser())
+        stored = GgufModel.read(Path(setup.target).expanduser())
+        target_bytes = stored.stored_bytes
+        weights -= stored.repeated_weights
         target_form = "in its GGUF file"
     keys_and_values = 2 * facts.layers * facts.kv_heads * facts.head_dim  # of a token
     return SetupPlan(

@@ -15,7 +15,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,13 @@ _FAMILIES = {
 }
 """llama.cpp's names of families, and transformers'."""
 _ROTATIONS = "rope_freqs.weight"
+_HEAD = "output.weight"
+_EMBEDDING = "token_embd.weight"
+_COMPARED_ROWS = 64
+"""Rows of head and embedding by which it is told whether the two are one matrix."""
+_SAME = 0.9
+"""The cosine above which they are: four bits and six of the same numbers have more than 0.99, and
+unrelated matrices about 0."""
 # How Llama 3.1 and its successors stretch their rotation. A file has the resulting table, and not
 # these numbers.
 _LLAMA3_CONTEXT = 8192
@@ -112,9 +119,34 @@ class GgufModel:
         return {tensor.name for _, tensor in self.tensors}
 
     @property
+    def stored_bytes(self) -> int:
+        """Bytes of the weights as they are stored, in all shards."""
+        return sum(tensor.size for _, tensor in self.tensors)
+
+    @property
     def bfloat16_bytes(self) -> int:
         """Bytes that the weights take when they are unpacked."""
         return sum(2 * math.prod(tensor.shape) for _, tensor in self.tensors)
+
+    @property
+    def repeated_weights(self) -> int:
+        """Weights of an LM head that is the embedding, stored a second time, as converters do with
+        tied matrices: mostly in another precision, so some rows of the two are compared."""
+        found = {tensor.name: (path, tensor) for path, tensor in self.tensors}
+        if not {_HEAD, _EMBEDDING} <= found.keys():
+            return 0
+        head = found[_HEAD][1]
+        is_matrix = len(head.shape) == 2 and 0 not in head.shape
+        if not is_matrix or head.shape != found[_EMBEDDING][1].shape:
+            return 0
+        try:
+            first, second = (_first_rows(*found[name]) for name in (_HEAD, _EMBEDDING))
+        except UnsupportedModelError:
+            return 0  # llama.cpp may read such a type; nobody knows here
+        with np.errstate(all="ignore"):  # a damaged file has any numbers
+            sizes = float(np.linalg.norm(first)) * float(np.linalg.norm(second))
+            is_same = float(np.vdot(first, second)) > _SAME * sizes
+        return math.prod(head.shape) if is_same else 0
 
     @property
     def identity(self) -> str:
@@ -122,9 +154,12 @@ class GgufModel:
         return _joined(file_id(head.path) for head in self.heads)
 
 
-def file_bytes(path: Path) -> int:
-    """Bytes of a model's weights as they are stored, in all of its shards."""
-    return sum(tensor.size for _, tensor in GgufModel.read(path).tensors)
+def _first_rows(path: Path, tensor: StoredBlocks) -> NDArray[np.float32]:
+    """The first rows of a matrix, as many as are compared; no others are read."""
+    width, rows = tensor.shape
+    count = min(rows, _COMPARED_ROWS)
+    size = tensor.size // rows * count
+    return next(rows_of(path, replace(tensor, shape=(width, count), size=size)))
 
 
 def folder_of(path: Path, *, weights: bool, say: Say = lambda _: None) -> Path:

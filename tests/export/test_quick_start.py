@@ -13,11 +13,14 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+import torch
+from transformers import PreTrainedModel
 
 from cloud_verifier.settings import Settings
 from export import quick_start
 from export.cli import main as export_main
 from export.quick_start import main, plan_pair
+from export.setup import Setup, make_setup_plan
 from moa.bundle import MANIFEST
 from moa.cli import up
 from moa.errors import UsageError
@@ -121,6 +124,24 @@ def test_swapped_models_are_refused_by_name_before_memory_is_spoken_of(
         plan_pair(small, large)
     monkeypatch.setattr("export.plan.available_bytes", lambda: 0)
     assert plan_pair(large, large), "one model may be both"
+
+
+def test_a_head_that_repeats_the_embedding_is_counted_once(tmp_path: Path) -> None:
+    """A model of 1.54B weights was called one of 1.78B."""
+    pytest.importorskip("gguf")
+    small = gguf_tiny.save(tiny("qwen2", **SMALL), tmp_path / "small.gguf")
+
+    def counted(name: str, model: PreTrainedModel) -> int:
+        file = gguf_tiny.save(model, tmp_path / name)
+        return make_setup_plan(Setup(str(file), str(small), tmp_path / "out")).target_weights
+
+    model: Any = tiny("qwen2", tie_word_embeddings=False)
+    own = counted("own.gguf", model)
+    assert own == sum(each.numel() for each in model.parameters())
+    embedding = model.model.embed_tokens.weight.detach()
+    rounded = embedding * (1 + 0.05 * torch.sign(torch.sin(1e4 * embedding)))  # fewer bits
+    model.lm_head.weight.data.copy_(rounded)
+    assert counted("repeated.gguf", model) == own - embedding.numel()
 
 
 def test_a_dry_run_has_a_plan_of_what_does_not_fit(
