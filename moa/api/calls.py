@@ -66,6 +66,15 @@ class _State(NamedTuple):
     """Whether a call may begin here without a mark: at the beginning, and behind another."""
     in_fence: bool = False
 
+    def saying(self, words: str, *, in_fence: bool) -> _State:
+        """Returns the state behind these words, which are no call."""
+        return self._replace(
+            place=self.place + len(words),
+            said=self.said + words,
+            may_begin=False,
+            in_fence=in_fence,
+        )
+
 
 class CallReader:
     """Finds the calls in what a model writes. It remembers how far it has come in a text, for what
@@ -90,7 +99,7 @@ class CallReader:
     def split(self, text: str, *, last: bool = True) -> tuple[str, list[WrittenCall]]:
         """Split a text into what is said and the complete calls. One may stand at the beginning,
         behind another, or in a mark or a fence anywhere. Of a text that still grows (not `last`),
-        an end that may become a call is in neither."""
+        an end that may become a call is left out: it is not said yet, and no call yet."""
         states = [state for begun, state in self._known if text.startswith(begun)]
         following: _State | None = max(states, default=_State())
         while following is not None:
@@ -102,36 +111,49 @@ class CallReader:
 
     def _next(self, text: str, state: _State, *, last: bool) -> _State | None:
         """Returns the state behind the next thing that can be decided; None if nothing can be."""
-        place, said, calls, may_begin, in_fence = state
-        if place == len(text):
+        if state.place == len(text):
             return None
-        mark = ""
-        if not may_begin:
-            mark, start = _next_mark(text, place)
-            if not mark and not last:
-                start -= max(begun_length(one, text) for one in (*MARKS, _FENCE))
-            if start > place:
-                return state._replace(place=start, said=said + text[place:start])
-            if not mark:
-                return None
-            begins_line = _begins_line(text, place)
-            if mark == _FENCE and (in_fence or not begins_line):
-                stays = in_fence and not begins_line
-                return state._replace(place=place + len(mark), said=said + mark, in_fence=stays)
-        elif calls:
-            place, in_fence = _behind(text, place, in_fence=in_fence)
-            if not last and _may_close(text[place:], in_fence=in_fence):
-                return None
-        found = self._call_at(text, place, behind_in_fence=may_begin and in_fence, last=last)
+        if not state.may_begin:
+            return self._next_in_words(text, state, last=last)
+        if state.calls:
+            return self._next_behind_call(text, state, last=last)
+        return self._decided(text, state, last=last)
+
+    def _next_in_words(self, text: str, state: _State, *, last: bool) -> _State | None:
+        """The same where a call needs a mark, or a fence that is opened in a line of its own: first
+        what is said up to there, then what stands there."""
+        mark, start = _next_mark(text, state.place)
+        if not mark and not last:
+            start -= max(begun_length(one, text) for one in (*MARKS, _FENCE))
+        if start > state.place:
+            return state.saying(text[state.place : start], in_fence=state.in_fence)
+        if not mark:
+            return None
+        begins_line = _begins_line(text, state.place)
+        if mark == _FENCE and (state.in_fence or not begins_line):
+            return state.saying(mark, in_fence=state.in_fence and not begins_line)
+        return self._decided(text, state, mark, last=last)
+
+    def _next_behind_call(self, text: str, state: _State, *, last: bool) -> _State | None:
+        """The same behind a call and what closes it, where another one may begin."""
+        place, in_fence = _behind(text, state.place, in_fence=state.in_fence)
+        if not last and _may_close(text[place:], in_fence=in_fence):
+            return None
+        return self._decided(text, state._replace(place=place, in_fence=in_fence), last=last)
+
+    def _decided(self, text: str, state: _State, mark: str = "", *, last: bool) -> _State | None:
+        """Returns the state behind the calls that stand here, or behind this `mark` as something
+        said, if there are none; None while that cannot be told."""
+        behind_in_fence = state.may_begin and state.in_fence
+        found = self._call_at(text, state.place, behind_in_fence=behind_in_fence, last=last)
         if found is None:
-            in_fence = in_fence or mark == _FENCE
-            return _State(place + len(mark), said + mark, calls, False, in_fence)
+            return state.saying(mark, in_fence=state.in_fence or mark == _FENCE)
         if found.end == _WAITS:
             return None
-        calls += found.calls
+        calls = state.calls + found.calls
         if not self._parallel:
             calls = calls[:1]
-        return _State(found.end, said, calls, True, found.in_fence)
+        return _State(found.end, state.said, calls, True, found.in_fence)
 
     def _call_at(
         self, text: str, place: int, *, behind_in_fence: bool, last: bool
