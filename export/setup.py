@@ -23,14 +23,14 @@ from moa.gguf.reader import is_gguf
 from moa.process.busy import slowdown
 from moa.target.families import refuse_as_sibling
 from moa.target.gguf_folder import GgufModel
-from moa.target.identity import text_shapes
+from moa.target.identity import repeated_weights, text_shapes
 from moa.target.loading import locate, read_facts, read_shape, tokenizer_hash_of
 
 VARIANTS = ("cpu-int4",)
 _MOST_LOOKED_AT = 64
 """Folders in which another sibling is looked for."""
 _MORE_WEIGHTS = 1.5
-"""Times the target's weights that a sibling may have: one of the two may store its head twice."""
+"""Times the target's weights that a sibling may have: more is a pair in the wrong order."""
 _BYTES_PER_TARGET_WEIGHT = 2
 """The verifier loads a target in bfloat16 on a GPU."""
 _SERVERS = {"H100": 2600, "RTX 4090": 900, "laptop": 40}
@@ -144,14 +144,13 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
         raise UnsupportedModelError(
             str(error), hint=f"here are models of the same tokenizer: {', '.join(others)}"
         ) from None
-    weights = _weights_in(folder)
-    _refuse_swapped(setup, weights, _weights_in(sibling_folder))
+    stored = _stored(setup.target)
+    weights = _weights_in(folder) - _repeated(stored, folder)
+    _refuse_swapped(setup, weights, sibling_folder)
     target_bytes = weights * _BYTES_PER_TARGET_WEIGHT
     target_form = "in bfloat16"
-    if is_gguf(setup.target):
-        stored = GgufModel.read(Path(setup.target).expanduser())
+    if stored is not None:
         target_bytes = stored.stored_bytes
-        weights -= stored.repeated_weights
         target_form = "in its GGUF file"
     keys_and_values = 2 * facts.layers * facts.kv_heads * facts.head_dim  # of a token
     return SetupPlan(
@@ -166,10 +165,14 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
     )
 
 
-def _refuse_swapped(setup: Setup, of_target: int, of_sibling: int) -> None:
+def _refuse_swapped(setup: Setup, of_target: int, sibling_folder: Path) -> None:
     """Raise a `UsageError` if the model that is to draft has far more weights than the target:
     whoever swaps the two would learn it from a lack of memory, or from slow answers."""
-    if of_sibling <= _MORE_WEIGHTS * of_target:
+    most = _MORE_WEIGHTS * of_target
+    of_sibling = _weights_in(sibling_folder)
+    if of_sibling > most:  # else its file, which has a whole vocabulary in its head, is not read
+        of_sibling -= _repeated(_stored(setup.sibling), sibling_folder)
+    if of_sibling <= most:
         return
     raise UsageError(
         f"{setup.sibling}, the small model for the device, has {of_sibling / 1e9:.3g}B weights, and the"
@@ -203,8 +206,19 @@ def others_of_its_tokenizer(target: Path, sibling: Path) -> list[str]:
     return [name for _, name in sorted(found)[:3]]
 
 
+def _stored(model: str) -> GgufModel | None:
+    """What a GGUF file stores; None for a folder or a hub's id."""
+    return GgufModel.read(Path(model).expanduser()) if is_gguf(model) else None
+
+
+def _repeated(stored: GgufModel | None, folder: Path) -> int:
+    """The weights of a head that is the embedding, stored once more, of a model in a GGUF file, or
+    else in this folder: they are counted once."""
+    return repeated_weights(folder) if stored is None else stored.repeated_weights
+
+
 def _weights_in(folder: Path) -> int:
-    """The number of weights of a folder's language model, from its files' headers."""
+    """The number of weights that a folder has of a language model, from its files' headers."""
     return sum(math.prod(shape) for shape in text_shapes(folder).values())
 
 

@@ -37,6 +37,10 @@ SCHEME = "v2-"
 bytes of each tensor."""
 _SHORT = 12
 """Characters of an identity that people are shown."""
+_HEAD = "lm_head.weight"
+_EMBEDDING = "model.embed_tokens.weight"
+_COMPARED_BYTES = 1 << 20
+"""Bytes of head and embedding by which it is told whether the two are one matrix."""
 _LARGEST_HEADER = 100_000_000  # the safetensors format's own limit
 _MOST_DIMENSIONS = 64
 _BITS = {
@@ -471,6 +475,30 @@ def text_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     of text alone."""
     shapes = tensor_shapes(folder)
     return {own_name: shapes[stored] for own_name, stored in text_names(shapes).items()}
+
+
+def repeated_weights(folder: Path) -> int:
+    """Weights of an LM head that a folder stores although it is the embedding: some converters do,
+    and the library makes the two one matrix when it loads them."""
+    if (folder / SHAPES).is_file():
+        return 0  # made of a GGUF file, which tells itself
+    stored = stored_tensors(folder)
+    names = text_names(stored)
+    if not {_HEAD, _EMBEDDING} <= names.keys():
+        return 0
+    head = stored[names[_HEAD]]
+    embedding = stored[names[_EMBEDDING]]
+    alike = (head.shape, head.dtype) == (embedding.shape, embedding.dtype)
+    if not alike or _beginning(head) != _beginning(embedding):
+        return 0
+    return math.prod(head.shape)
+
+
+def _beginning(tensor: StoredTensor) -> bytes:
+    """The first bytes of a tensor, as many as tell one matrix from another."""
+    with tensor.path.open("rb") as file:
+        file.seek(tensor.start)
+        return file.read(min(tensor.end - tensor.start, _COMPARED_BYTES))
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -144,6 +144,39 @@ def test_a_head_that_repeats_the_embedding_is_counted_once(tmp_path: Path) -> No
     assert counted("repeated.gguf", model) == own - embedding.numel()
 
 
+@pytest.mark.parametrize("kind", ["gguf", "folder"])
+def test_one_model_has_one_count_as_target_and_as_sibling(tmp_path: Path, kind: str) -> None:
+    """Swapped, the model that its plan calls one of 1.54B weights was refused as one of 1.78B."""
+    large: Any = tiny("qwen2", tie_word_embeddings=False)
+    embedding = large.model.embed_tokens.weight.detach()
+    own = sum(each.numel() for each in large.parameters())
+    distinct = save_tiny("qwen2", tmp_path / "distinct", tie_word_embeddings=False)
+    large.lm_head.weight.data.copy_(embedding)
+    small: Any = tiny("qwen2", **SMALL)
+    place = tmp_path / kind
+    if kind == "gguf":
+        pytest.importorskip("gguf")
+        pair = [
+            str(gguf_tiny.save(one, tmp_path / f"{name}.gguf"))
+            for name, one in (("large", large), ("small", small))
+        ]
+    else:
+        for name, one in (("large", large), ("small", small)):
+            save_tiny("qwen2", place / name)  # for its tokenizer
+            one.save_pretrained(place / name)
+        pair = [str(place / "large"), str(place / "small")]
+
+    def counted(target: str) -> int:
+        return make_setup_plan(Setup(target, pair[1], tmp_path / "out")).target_weights
+
+    once = own - embedding.numel()
+    assert counted(pair[0]) == once
+    if kind == "folder":
+        assert counted(str(distinct)) == own, "a head of its own counts"
+    with pytest.raises(UsageError, match=f"has {once / 1e9:.3g}B weights, and the"):
+        make_setup_plan(Setup(pair[1], pair[0], tmp_path / "out"))
+
+
 def test_a_dry_run_has_a_plan_of_what_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
