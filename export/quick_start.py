@@ -66,7 +66,7 @@ def plan_pair(
     says itself what this machine has too little of, as its `problem`."""
     from export.plan import check_memory
     from export.setup import Setup, make_setup_plan
-    from moa.target.loading import read_facts
+    from moa.target.loading import read_facts, tokenizer_hash_of
 
     facts, folder = read_facts(target, identify=False)
     bundle = cache_folder("bundles") / _bundle_name(target, folder, sibling, facts)
@@ -84,6 +84,11 @@ def plan_pair(
         if refuses:
             raise
         problem = error.line()
+    told = dataclasses.replace(
+        facts,
+        tie_embeddings=plan.target_ties_head,
+        tokenizer_hash=tokenizer_hash_of(folder),
+    )
     lines = plan.lines(is_made=is_made)
     if memory is not None:
         lines.append(f"the verifier {memory}")
@@ -93,7 +98,10 @@ def plan_pair(
         "seconds": plan.export.seconds,
         "disk_bytes": plan.export.disk,
         "bundle_bytes": plan.export.variant_bytes,
-        "target": dataclasses.asdict(facts),
+        "target": {
+            "weights": plan.target_weights,
+            **{name: value for name, value in dataclasses.asdict(told).items() if value != ""},
+        },
         "memory": None if memory is None else memory.figures,
         "lines": lines,
         "problem": problem,

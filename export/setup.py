@@ -76,6 +76,8 @@ class SetupPlan:
 
     family: str
     target_weights: int
+    target_ties_head: bool
+    """Whether the target's head is its embedding, however often its file stores that."""
     target_bytes: int
     target_form: str
     """What it takes so many bytes in, with its preposition."""
@@ -145,7 +147,8 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
             str(error), hint=f"here are models of the same tokenizer: {', '.join(others)}"
         ) from None
     stored = _stored(setup.target)
-    weights = _weights_in(folder) - _repeated(stored, folder)
+    repeated = _repeated(stored, folder)
+    weights = _weights_in(folder) - repeated
     _refuse_swapped(setup, weights, sibling_folder)
     target_bytes = weights * _BYTES_PER_TARGET_WEIGHT
     target_form = "in bfloat16"
@@ -156,6 +159,7 @@ def make_setup_plan(setup: Setup) -> SetupPlan:
     return SetupPlan(
         family=facts.family,
         target_weights=weights,
+        target_ties_head=facts.tie_embeddings or repeated > 0,
         target_bytes=target_bytes,
         target_form=target_form,
         kv_bytes_per_token=keys_and_values * _BYTES_PER_TARGET_WEIGHT,

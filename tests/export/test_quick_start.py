@@ -169,10 +169,18 @@ def test_one_model_has_one_count_as_target_and_as_sibling(tmp_path: Path, kind: 
     def counted(target: str) -> int:
         return make_setup_plan(Setup(target, pair[1], tmp_path / "out")).target_weights
 
+    def told(target: str) -> dict[str, Any]:
+        found: dict[str, Any] = plan_pair(target, pair[1])["target"]
+        assert found["tokenizer_hash"]
+        assert "" not in found.values(), "what is not known is left out"
+        return found
+
     once = own - embedding.numel()
+    assert (told(pair[0])["weights"], told(pair[0])["tie_embeddings"]) == (once, True)
     assert counted(pair[0]) == once
     if kind == "folder":
         assert counted(str(distinct)) == own, "a head of its own counts"
+        assert not told(str(distinct))["tie_embeddings"]
     with pytest.raises(UsageError, match=f"has {once / 1e9:.3g}B weights, and the"):
         make_setup_plan(Setup(pair[1], pair[0], tmp_path / "out"))
 
