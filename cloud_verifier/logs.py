@@ -49,7 +49,7 @@ _FIELDS = (
     "slots",
     "decoder",
     "computes",
-    "kv_megabytes",
+    "kv_megabytes_at_most",
     "resident_megabytes",
     "records",
     "url",

@@ -93,7 +93,7 @@ def load(settings: Settings) -> Served:
             "computes": short_id(served.facts.computes),
             "seconds": round(time.monotonic() - began, 3),
             "slots": served.facts.slots,
-            "kv_megabytes": round(served.target.memory.kv_bytes / 1e6),
+            "kv_megabytes_at_most": round(served.target.memory.kv_bytes / 1e6),
             "records": served.facts.records is not None,
         },
     )

@@ -331,7 +331,7 @@ async def thousand(options: argparse.Namespace) -> Found:
         await asyncio.sleep(_SETTLES)
         more = running.descriptors - descriptors
         complaints = running.complaints()
-        room = before + running.logged("loaded")["kv_megabytes"] + _MEGABYTES
+        room = before + running.logged("loaded")["kv_megabytes_at_most"] + _MEGABYTES
         room += options.clients * _MEGABYTES_A_SESSION
     without = crowd.during(calm)
     beside = crowd.during(harassed)

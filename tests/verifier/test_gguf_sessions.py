@@ -76,6 +76,8 @@ def test_what_it_will_take_is_said_before_it_is_loaded(
         load(settings(file, kv_tokens=3 * CONTEXT, server_drafter=file))
     told = events(caplog)
     assert list(told) == ["memory", "loaded"]
+    # Below "2 sessions 0.5 GB" stood a number of 16 sessions without a word that it is the most.
+    assert hasattr(told["loaded"], "kv_megabytes_at_most")
     figures = told["memory"].figures
     assert (figures["sessions"], figures["kv_tokens"]) == (3, 3 * CONTEXT)
     size = round(Path(file).stat().st_size / 1e6)
