@@ -114,6 +114,11 @@ class KeptRecords:
             done = self._states.of(done)
         self._pairs.append(self._drafter.records([done]))
 
+    def pair(self) -> RecordPair:
+        """Keys and values of all records so far, as they go over the wire but for its precision."""
+        keys, values = zip(*self._pairs, strict=True)
+        return np.concatenate(keys), np.concatenate(values)
+
     def trace(self, text: Continued) -> Continuation:
         """Returns the text with its activation records. A record has the keys and values of
         cross-attention, or rows that take the place of the drafter's own in layers with a cache, or
@@ -121,8 +126,7 @@ class KeptRecords:
         layout = self._drafter.record_layout
         if layout is None:
             return Continuation(text.ids, text.prompt, None, None)
-        keys = layout.split(np.concatenate([half for half, _ in self._pairs]))
-        values = layout.split(np.concatenate([half for _, half in self._pairs]))
+        keys, values = (layout.split(half) for half in self.pair())
         # Keys, then values, of each part of a record, `[heads, tokens, width]`.
         rows = []
         for key, value in zip(keys, values, strict=True):

@@ -2,7 +2,8 @@
 
     prepare WORK --data HumanEval.jsonl.gz question.jsonl BFCL_v4_multiple.json
     answers WORK TARGET                     # the target's own answers: hours on two cores
-    cuts WORK --bundle BUNDLE               # the link dies after m tokens, the sibling goes on alone
+    cuts WORK --bundle BUNDLE               # the link dies after m tokens, the device goes on alone
+    cuts WORK --bundle B --target TARGET --drafter DRAFTER  # of a drafter that reads the target
     guesses WORK --bundle BUNDLE            # what the sibling guesses at every place of the answers
     exact WORK TARGET.gguf                  # is its text the same alone and among others?
     forwards WORK TARGET.gguf               # beside llama.cpp's own calls: times and memory
@@ -112,7 +113,13 @@ def parser() -> argparse.ArgumentParser:
     )
 
     cut = _verb(verbs, "cuts", _cuts, "go on alone behind each cut, and run HumanEval's tests")
-    cut.add_argument("--bundle", type=Path, help="the sibling as the device has it")
+    cut.add_argument("--bundle", type=Path, help="the drafter as the device has it")
+    cut.add_argument(
+        "--target",
+        help="folder, hub id or GGUF file, for a bundle that reads the target: behind a cut it has"
+        " records; without it such a bundle begins at the prompt alone",
+    )
+    cut.add_argument("--drafter", type=Path, help="folder of which that bundle was made")
     cut.add_argument("--model", help="the sibling's folder, for what its bundle loses")
     cut.add_argument("--humaneval", type=Path, metavar="FILE", help="the problems with their tests")
     cut.add_argument("--after", type=int, nargs="+", default=list(cuts.CUTS), metavar="M")
@@ -268,10 +275,21 @@ def _cuts(args: argparse.Namespace) -> None:
     known = Lines(args.work / "answers.jsonl")
     out = Lines(args.work / "cuts.jsonl")
     if args.bundle is not None:
-        loaded = LoadedGraph.load(Bundle.open(args.bundle), threads=args.threads)
+        bundle = Bundle.open(args.bundle)
+        loaded = LoadedGraph.load(bundle, threads=args.threads)
         tokenizer = _tokenizer(args.bundle)
         if loaded.graph.records is not None or loaded.graph.features:
-            cuts.without_a_verifier(loaded, args.bundle.name, tokenizer, known, out, args.share)
+            records = _records(args, bundle)
+            cuts.by_reader(
+                loaded,
+                args.bundle.name,
+                tokenizer,
+                known,
+                out,
+                args.after,
+                args.share,
+                records=records,
+            )
         else:
             sibling = Sibling(args.bundle, threads=args.threads)
             cuts.by_bundle(sibling, tokenizer, known, out, args.after, args.share)
@@ -285,6 +303,20 @@ def _cuts(args: argparse.Namespace) -> None:
             raise UsageError("--humaneval reads the tokenizer of --bundle: give both")
         judged = Lines(args.work / "judged.jsonl")
         cuts.judge(problems(args.humaneval), known, out, _tokenizer(args.bundle), judged)
+
+
+def _records(args: argparse.Namespace, bundle: Bundle) -> cuts.Records | None:
+    """What the drafter of a bundle reads behind a cut, if it is to go on there."""
+    if args.target is None and args.drafter is None:
+        if 0 not in args.after:
+            raise UsageError(
+                f"{args.bundle} reads the target: behind a cut it has records",
+                hint="give --target and --drafter, of which they are made",
+            )
+        return None
+    if args.target is None or args.drafter is None:
+        raise UsageError("records are made of --target by --drafter: give both")
+    return cuts.Records.of(bundle, args.target, args.drafter, args.work / trained.STATES)
 
 
 def _guesses(args: argparse.Namespace) -> None:

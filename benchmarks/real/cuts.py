@@ -1,4 +1,4 @@
-"""The link dies after m tokens of an answer, and the sibling goes on alone: are the tests passed?"""
+"""The link dies after m tokens of an answer, and the device goes on alone: are the tests passed?"""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -18,9 +19,17 @@ from benchmarks.real.lines import Line, Lines
 from benchmarks.real.passing import passes
 from benchmarks.real.prompts import FENCE_CLOSED
 from benchmarks.real.sibling import Sibling
+from benchmarks.real.trained import KnownTexts
 from benchmarks.real.writing import Task, write
+from export.agreement import KeptRecords
+from export.source import load_source
+from moa.bundle import Bundle
+from moa.drafters.contract import Drafter, RecordPair
+from moa.errors import UsageError
+from moa.graph.cache import RecordBuffer
 from moa.graph.drafter import run
 from moa.graph.load import LoadedGraph
+from moa.records import DTYPES, decode, encode
 from moa.sampling import SamplingSettings
 from moa.target.contract import Target
 
@@ -93,26 +102,76 @@ def by_bundle(
             out.add(cut.key, way=way, after=cut.after, ids=ids)
 
 
-def without_a_verifier(
+@dataclass(frozen=True)
+class Records:
+    """What a verifier has sent of a known text by the time the link dies."""
+
+    drafter: Drafter
+    """Which makes them of the target's results."""
+    texts: KnownTexts
+
+    @classmethod
+    def of(cls, bundle: Bundle, target: str, drafter: Path, states: Path) -> Records:
+        """Those that this bundle's device reads, made by the drafter in a folder; the target's
+        results are kept in the folder `states`."""
+        source = load_source(target, str(drafter))
+        if source.drafter_id != bundle.manifest.drafter.weights_id:
+            raise UsageError(f"{bundle.folder} is not of the drafter in {drafter}")
+        return cls(source.module, KnownTexts(target, states))
+
+    def pair(self, name: str, text: Sequence[int]) -> RecordPair:
+        """Of every token of an answer with its prompt."""
+        kept = KeptRecords(self.drafter)
+        kept.add(self.texts.of(name, text, self.drafter))
+        return kept.pair()
+
+
+def by_reader(
     loaded: LoadedGraph,
     way: str,
     tokenizer: Tokenizer,
     answers: Lines,
     out: Lines,
+    cuts: Sequence[int],
     share: float = 1.0,
+    *,
+    records: Records | None = None,
 ) -> None:
-    """What a device writes by itself with a drafter that reads the target, which it has nothing of:
-    behind the prompt alone. Behind a cut it would have records of what came before."""
-    drafter = loaded.drafter()
+    """What a device writes by itself with a drafter that reads the target.
+
+    Behind the prompt alone it has nothing of the target: no verifier was ever there. Behind a cut
+    it has the records of a device that was in step: of all tokens but the last, which the target
+    runs with the next round. Without `records` only the first is measured.
+    """
     ends = frozenset(loaded.bundle.manifest.tokenizer.eos_ids)
-    for some in steps(list(cuts_of(answers, way, (0,), out, share)), "problems"):
-        (cut,) = some
-        log = cut.text[: cut.prompt]
-        token = -1
-        while token not in ends and not _ended(tokenizer, cut.prompt, log):
-            token = run(drafter.guess(log, SamplingSettings()))
-            log.append(token)
-        out.add(cut.key, way=way, after=0, ids=log[cut.prompt :])
+    if records is None:
+        cuts = [m for m in cuts if m == 0]
+    for some in steps(list(cuts_of(answers, way, cuts, out, share)), "problems"):
+        pair: RecordPair | None = None
+        for cut in some:
+            drafter = loaded.drafter()
+            log = cut.text[: cut.prompt + cut.after]
+            if cut.after and records is not None and drafter.records is not None:
+                pair = pair or records.pair(_answer_of(cut.key), cut.text)
+                _receive(drafter.records, pair, len(log) - 1)
+            token = -1
+            while token not in ends and not _ended(tokenizer, cut.prompt, log):
+                token = run(drafter.guess(log, SamplingSettings()))
+                log.append(token)
+            out.add(cut.key, way=way, after=cut.after, ids=log[cut.prompt + cut.after :])
+
+
+def _receive(buffer: RecordBuffer, pair: RecordPair, count: int) -> None:
+    """Give a device the first records of a text, in the precision of the wire."""
+    keys, values = (half[:count] for half in pair)
+    payload = encode(keys, values, DTYPES[0])
+    _, heads, width = keys.shape
+    buffer.put(0, *decode(payload, DTYPES[0], count, heads, width))
+
+
+def _answer_of(key: str) -> str:
+    """The name of the answer that a cut is in."""
+    return "/".join(key.split("/")[2:])
 
 
 def _ended(tokenizer: Tokenizer, prompt: int, log: Sequence[int]) -> bool:
@@ -156,7 +215,7 @@ def judge(
     for line in chosen(answers):
         texts[f"target/{line['key']}"] = line["key"], line["ids"]
     for key, line in continued.found.items():
-        answer = "/".join(key.split("/")[2:])
+        answer = _answer_of(key)
         known = answers.found[answer]["ids"][: line["after"]]
         texts[key] = answer, known + line["ids"]
     missing = [key for key in texts if key not in out]

@@ -59,6 +59,8 @@ _MORE = (3, 6)
 """Tokens of the steps behind a first guess that was right, where a step may read several."""
 _PIECE = 64
 """Tokens of all later steps."""
+STATES = "held_states"
+"""Folder in WORK of what the target computes along its answers: `cuts` reads the same."""
 _HELD_OUT = 3
 """One prompt in so many is held out, with all answers to it."""
 
@@ -272,7 +274,7 @@ def measure(target: str, folder: Path, bundle: Path | None, work: Path) -> None:
     texts = [line for line in read(work / "held.jsonl") if f"{name} {line['key']}" not in out]
     if name not in out:
         out.add(name, **about)
-    known = KnownTexts(target, work / "held_states")
+    known = KnownTexts(target, work / STATES)
     progress = Progress(len(texts), "texts")
     runner: OrtRunner | None = None
     if source is not None and opened is not None:
