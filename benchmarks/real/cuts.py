@@ -294,7 +294,7 @@ def tables(result: dict[str, Any]) -> str:
     rows = []
     for way, by_cut in result["ways"].items():
         cells = [percent(by_cut[m]["right"], by_cut[m]["of"]) for m in cuts]
-        rows.append([f"sibling alone, {way}", *cells, whole])
+        rows.append([f"alone, {way}", *cells, whole])
     client = [percent(count, result["problems"]) for count in result["client"].values()]
     rows.append(["a client of the API, whose answer is lost", *client, whole])
     header = ["right answers (pass@1), cut after m tokens", *[f"m = {m}" for m in cuts], "never"]

@@ -229,7 +229,7 @@ def test_from_answers_to_tables_and_again_nothing_is_left_to_do(
     capsys.readouterr()
     assert main(["tables", str(work), "--out", str(tmp_path / "tables")]) == 0
     printed = capsys.readouterr().out
-    assert "sibling alone, cpu-fp32" in printed
+    assert "| alone, cpu-fp32 |" in printed
     assert "| code | 1 | 1 |" in printed
     assert (tmp_path / "tables" / "real_cuts.md").exists()
 
