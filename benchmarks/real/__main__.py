@@ -530,9 +530,11 @@ def _tables(args: argparse.Namespace) -> None:
         return Lines(args.work / f"{name}.jsonl")
 
     def of_cuts(judged: Lines) -> dict[str, Any]:
+        cuts.check(lines("answers"), judged)
         return cuts.figures(lines("answers"), judged)
 
     def of_drafts(guessed: Lines) -> dict[str, Any]:
+        acceptance.check(lines("answers"), guessed)
         return acceptance.figures(lines("answers"), guessed)
 
     def of_faults(asked: Lines) -> dict[str, Any]:

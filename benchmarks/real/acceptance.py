@@ -19,6 +19,7 @@ from benchmarks.real.answers import sampling_of
 from benchmarks.real.lines import Lines
 from benchmarks.real.prompts import KINDS, Prompt
 from benchmarks.real.sibling import Sibling
+from moa.errors import UsageError
 
 DEPTHS = (4, 10)
 """Tokens of a draft."""
@@ -57,6 +58,17 @@ def rounds(right: Sequence[bool], depth: int) -> list[int]:
         won.append(min(run + 1, len(right) - at))
         at += run + 1
     return won
+
+
+def check(answers: Lines, guessed: Lines) -> None:
+    """Raise a `UsageError` where there are guesses along answers that are not there."""
+    unknown = [key for key in guessed.found if key not in answers]
+    if unknown:
+        raise UsageError(
+            f"{guessed.path} has guesses along answers that {answers.path} lacks:"
+            f" {len(unknown)}, such as {unknown[0]}",
+            hint="run the verb `answers` into this WORK, or take the guesses out of it",
+        )
 
 
 def figures(answers: Lines, guessed: Lines) -> dict[str, Any]:

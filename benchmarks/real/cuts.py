@@ -226,6 +226,25 @@ def judge(
         out.add(key, right=passes(problem, text), tokens=len(ids))
 
 
+def check(answers: Lines, judged: Lines) -> None:
+    """Raise a `UsageError` where the answers are not those that were judged."""
+    unjudged = [line["key"] for line in chosen(answers) if f"target/{line['key']}" not in judged]
+    if unjudged:
+        raise UsageError(
+            f"{judged.path} has no verdict on answers of {answers.path}:"
+            f" {len(unjudged)}, such as {unjudged[0]}",
+            hint="run the verb `cuts` again",
+        )
+    known = {key.removeprefix("target/") for key in judged.found if key.startswith("target/")}
+    unknown = sorted(known - answers.found.keys())
+    if unknown:
+        raise UsageError(
+            f"{judged.path} has verdicts on answers that {answers.path} lacks:"
+            f" {len(unknown)}, such as {unknown[0]}",
+            hint="run the verb `answers` into this WORK, or take the verdicts out of it",
+        )
+
+
 def figures(answers: Lines, judged: Lines, cuts: Sequence[int] = CUTS) -> dict[str, Any]:
     """Shares of right answers by way and cut, over the problems that all ways have."""
     names = [line["key"] for line in chosen(answers)]

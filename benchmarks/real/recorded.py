@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.real.acceptance import check
 from benchmarks.real.lines import Lines
 from moa.bundle import Bundle
 from moa.config import TargetFacts
@@ -66,6 +67,7 @@ def texts(work: Path, count: int, tokens: int) -> list[Text]:
     """So many greedy answers of at least so many tokens, of all kinds in turn."""
     answers = Lines(work / "answers.jsonl")
     guesses = Lines(work / "guesses.jsonl")
+    check(answers, guesses)
     by_kind: dict[str, list[Text]] = {}
     for key, line in guesses.found.items():
         answer = answers.found[key]

@@ -9,6 +9,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from export.cli import main as export
 from moa import demo
 from moa.bundle import Bundle
 from moa.drafters.contract import DraftRequest
-from moa.errors import UsageError
+from moa.errors import UsageError, run_cli
 from moa.graph.drafter import OnnxDrafter, run
 from moa.graph.load import LoadedGraph
 from moa.sampling import SamplingSettings
@@ -232,6 +233,37 @@ def test_from_answers_to_tables_and_again_nothing_is_left_to_do(
     assert "| alone, cpu-fp32 |" in printed
     assert "| code | 1 | 1 |" in printed
     assert (tmp_path / "tables" / "real_cuts.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        (("guesses",), "has guesses along answers that"),
+        (("judged",), "has verdicts on answers that"),
+        (("answers", "judged/8"), "has no verdict on answers of"),
+    ],
+)
+def test_tables_of_results_without_their_answers_end_in_one_line(
+    there: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was the traceback of a KeyError, or a table of nothing."""
+    for one in there:
+        file, _, name = one.partition("/")
+        key = f"code/{name or 7}@0"
+        facts: dict[str, Any] = {
+            "answers": {"prompt": [5], "ids": [9], "finish": "eos"},
+            "guesses": {"tokens": [[9]], "logp": [[-0.1]]},
+            "judged": {"right": True, "tokens": 1},
+        }[file]
+        lines = Lines(tmp_path / f"{file}.jsonl")
+        lines.add(f"target/{key}" if file == "judged" else key, **facts)
+    tables = functools.partial(main, ["tables", str(tmp_path)])
+    assert run_cli("benchmarks.real", tables) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    (line,) = told.err.splitlines()
+    assert said in line
+    assert ": 1, such as code/" in line
 
 
 def test_a_recorded_pair_says_and_guesses_what_was_recorded(pair: Path) -> None:
