@@ -71,6 +71,9 @@ class Link(Event, frozen=True, kw_only=True):
 
     state: LinkState
     detail: str = ""
+    for_now: bool = False
+    """Of `refused`: the verifier was given up because it failed too often in a row, and may answer the
+    next question. Else somebody has to change something first."""
 
 
 class Progress(Event, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,10 +17,12 @@ import msgspec
 
 from cloud_verifier.logs import log
 from cloud_verifier.upstream.call_style import CallStyle
+from cloud_verifier.upstream.chats import most_tokens
 from cloud_verifier.upstream.contract import (
     Candidates,
     Continuation,
     Dialect,
+    Ending,
     NoRouteError,
     NotScoredError,
     Piece,
@@ -104,6 +106,8 @@ class Upstream:
     """Seconds of the latest pause after a failure; the next one is twice as long."""
     not_before: float = 0.0
     """When it may be asked again."""
+    tells_endings: bool = False
+    """Whether it has said why an answer ended: a stream of its that does not say so was cut."""
     lacks_chats: bool = False
     """Whether it has completions alone, as far as was seen."""
     refuses_all: bool = False
@@ -364,6 +368,8 @@ class Upstreams:
                         self._worked(upstream)
                         request.took(piece, self._clock())
                         yield piece
+                    if not has_begun:
+                        request.failed(later=True)
                 return
             except UpstreamError as error:
                 last_error = error
@@ -674,7 +680,7 @@ class Upstreams:
                 ) as response:
                     if response.status_code != httpx.codes.OK:
                         _check(response, await _whole(response), upstream, how)
-                    async for piece in _pieces(response, how, asked):
+                    async for piece in _pieces(response, upstream, how, asked):
                         yield piece
                     return
             except httpx.HTTPError as error:
@@ -728,19 +734,31 @@ def _leave_out(body: dict[str, object], lacks: set[str], optional: Mapping[str, 
 
 
 async def _pieces(
-    response: httpx.Response, how: Dialect, asked: Continuation
+    response: httpx.Response, upstream: Upstream, how: Dialect, asked: Continuation
 ) -> AsyncGenerator[Piece, None]:
-    """Yield the pieces of a streamed answer, with only what is new in their text."""
+    """Yield the pieces of a streamed answer, with only what is new in their text. An error where
+    there was something new, and then no end."""
     content_type = response.headers.get("content-type", "")
     if not content_type.startswith(("text/event-stream", "application/x-ndjson")):
         raise UpstreamError(f"the upstream answers with {safe_line(content_type)!r}, no stream")
     new_text = _NewText(how, asked)
     tokens_left = asked.most
     lines = bounded_lines(response.aiter_bytes())
+    has_text = has_new = False
+    usage_so_far: Usage | None = None
     pieces = how.pieces(lines)
     async for piece in pieces:
+        usage_so_far = piece.usage or usage_so_far
+        if piece.ending == "done":
+            if upstream.tells_endings or not has_text:
+                break
+            piece = dataclasses.replace(piece, ending=_untold_ending(asked, usage_so_far))
+        elif piece.ending:
+            upstream.tells_endings = True
+        has_text = has_text or bool(piece.text or piece.ids)
         tokens_left -= len(piece.ids)
         text = new_text.add(piece.text)
+        has_new = has_new or bool(text or piece.ids)
         usage = piece.usage
         if piece.ending:
             text += new_text.rest()
@@ -751,6 +769,16 @@ async def _pieces(
         yield piece
         if piece.ending or tokens_left < 0:
             return  # a service that writes more than it was asked for is cut off
+    if has_new:
+        raise UpstreamError("the upstream ended its answer without saying why", reached=False)
+
+
+def _untold_ending(asked: Continuation, usage: Usage | None) -> Ending:
+    """Returns why an answer has ended whose stream is complete, `[DONE]`, and has no
+    `finish_reason`: OpenAI's own client takes it for whole. The upstream's count may show that it
+    was long enough."""
+    is_full = usage is not None and usage.written >= most_tokens(asked)
+    return "length" if is_full else "eos"
 
 
 class _NewText:

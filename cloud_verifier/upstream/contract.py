@@ -14,9 +14,10 @@ from moa.grammar.spec import Grammar
 from moa.sampling import SamplingSettings
 from moa.wire.messages import ChatMessage
 
-Ending = Literal["", "eos", "length", "cut"]
-"""Why a continuation has no more: the model ended it, it is as long as was asked for, or it broke
-off; "" while it goes on."""
+Ending = Literal["", "eos", "length", "cut", "done"]
+"""Why a continuation has no more: the model ended it, it is as long as was asked for, it broke off,
+or its stream is complete and does not say why; "" while it goes
+on."""
 
 
 @dataclass(frozen=True, kw_only=True)

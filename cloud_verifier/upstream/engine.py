@@ -31,12 +31,14 @@ from cloud_verifier.upstream.client import Upstreams
 from cloud_verifier.upstream.contract import (
     Candidates,
     Continuation,
+    Ending,
     NotScoredError,
     Piece,
     TooLongError,
     UpstreamError,
     Usage,
 )
+from cloud_verifier.upstream.early_ends import ROOM, EarlyEnds
 from cloud_verifier.upstream.scoring import accepted, follows, packed, wanted, with_own
 from cloud_verifier.upstream.spending import Request, Spending
 from cloud_verifier.upstream.tokens import Decode, Encode, TokensOfText
@@ -60,6 +62,15 @@ _LONG_PROMPT = 500
 """Tokens of a prompt from which on its first text tells how fast prompts are read."""
 _NEWEST = 0.2
 """How much the latest token counts in the usual time of a token."""
+_EARLY_SECONDS = 5.0
+"""After which an upstream that has ended an answer early again and again may be asked for another."""
+_ENDINGS: dict[Ending, str] = {
+    "": "it has not said why",
+    "cut": "for a reason that is not the answer's own",
+    "length": "it calls its part long enough",
+    "eos": "by an end that the device has no token for",
+}
+"""Why an upstream has ended an answer, in words."""
 _WORTH_A_REQUEST = 4
 """Tokens of known text for which an engine that writes is broken off, and asked about them."""
 
@@ -110,12 +121,16 @@ class _Turn:
 
     job: Job
     asked_at: float
-    by_rule: bool
+    by_rule: bool = False
     """Whether tokens are chosen here, from what the engine tells of each place."""
     draft: list[int] = field(default_factory=list)
     """What is to be checked next."""
     unheard: bool = True
     """Whether the latest request has brought no tokens yet."""
+    has_text: bool = False
+    """Whether the latest request has brought text, of which a part may still be kept back."""
+    ending: Ending = ""
+    """Why the latest request's answer has ended, as the upstream says."""
     usages: list[Usage | None] = field(default_factory=list)
     """What the upstream has counted for each request; None where it did not tell."""
 
@@ -163,6 +178,8 @@ class UpstreamEngine:
         self._clock = clock
         self._tasks: dict[Job, asyncio.Task[None]] = {}
         self._pace = Pace()
+        self._early: dict[Lease, EarlyEnds] = {}
+        """By session, how often the upstream has ended its latest answer early."""
         self._awaited: dict[Job, _Awaited] = {}
         """Requests that have no answer yet."""
 
@@ -205,6 +222,7 @@ class UpstreamEngine:
     def release(self, lease: Lease) -> None:
         """End what runs for this lease."""
         lease.revoked = True
+        self._early.pop(lease, None)
         for job, task in self._tasks.items():
             if job.lease is lease:
                 task.cancel()
@@ -238,10 +256,11 @@ class UpstreamEngine:
     async def _run(self, job: Job) -> None:
         """Run a stream to its end and report what became of it, whatever happens."""
         report: Report | None = None
+        turn = _Turn(job, self._clock())
         try:
-            report = await self._stream(job)
+            report = await self._stream(turn)
         except UpstreamError as error:
-            report = self._refused(job, error)
+            report = self._refused(turn, error)
         except GrammarError as error:
             report = Dropped(job, Refusal(Code.GRAMMAR, error.line()))
         except Exception as error:
@@ -251,10 +270,13 @@ class UpstreamEngine:
             self._tasks.pop(job, None)
         self._post([report])
 
-    async def _stream(self, job: Job) -> Report:
+    async def _stream(self, turn: _Turn) -> Report:
         """Run a stream to its end, or until it waits for the device's guesses; returns the last
         report. Each time round the upstream either checks tokens that may come next, or writes."""
-        turn = _Turn(job, self._clock(), by_rule=self._by_rule(job))
+        job = turn.job
+        if job.lease in self._early and len(job.ids) == job.rules.start:
+            self._early[job.lease].begin()  # it is another answer
+        turn.by_rule = self._by_rule(job)
         while True:
             if turn.by_rule and not turn.draft:
                 turn.draft = self._draft(job)
@@ -320,11 +342,15 @@ class UpstreamEngine:
 
     def _asked(self, job: Job) -> Continuation:
         """Returns the request for what follows the job's text, as it is now."""
+        most = self._room(job)
+        early = self._early.get(job.lease)
+        if early is not None and early.short:
+            most = min(max(most, ROOM), job.rules.max_context - len(job.ids))
         return Continuation(
             ids=list(job.ids),
             text=self._prompt(job.ids),
             sampling=job.sampling,
-            most=self._room(job),
+            most=max(1, most),
             messages=job.messages,
             begun=self._begun(job),
             begun_tokens=len(job.ids) - job.rules.start,
@@ -381,7 +407,8 @@ class UpstreamEngine:
                 if new.ids != written.ids:
                     # Another token was drawn: what follows the engine's own is of no use.
                     return None
-        if draws and job.base > base and not job.cancelled:
+        has_said_why = turn.ending in ("eos", "length")
+        if draws and has_said_why and job.base > base and not job.cancelled:
             return None  # the greedy text has ended there, but a drawn one need not
         return self._end_of_writing(turn, forbidden=forbidden)
 
@@ -399,7 +426,28 @@ class UpstreamEngine:
             return Answered.ended(job)
         if turn.draft or (turn.by_rule and job.guesses.waits):
             return None
-        return Answered.ended(job)
+        if self._spending.is_over:
+            return Answered.ended(job)  # the device asks for the rest, and is told
+        why = "it does not write what the grammar demands" if forbidden else _ENDINGS[turn.ending]
+        return self._ended_early(job, turn.ending, why)
+
+    def _ended_early(self, job: Job, ending: Ending, why: str) -> Report:
+        """Returns the last report of a stream that the upstream has ended before the answer's end,
+        for this reason. What it wrote is kept, and the device asks for the rest; too often, and it
+        is told to do without. Before the answer's first word there is nothing to count: the device
+        itself does not ask long for a text that does not begin."""
+        tokens = len(job.ids) - job.rules.start
+        if not tokens or job.cancelled or job.lease.revoked:
+            return Answered.ended(job)
+        early = self._early.setdefault(job.lease, EarlyEnds())
+        early.short = early.short or ending == "length"
+        count = early.add(tokens)
+        if not count:
+            return Answered.ended(job)
+        words = f"the upstream has ended this answer early {count} times in a row: {why}"
+        log.warning("%s", words, extra={"event": "upstream", "session": job.lease.session})
+        wait = _milliseconds(_EARLY_SECONDS)
+        return Dropped(job, Refusal(Code.UNSUPPORTED, words, retry_after_ms=wait))
 
     def _drawn(self, job: Job, written: Written) -> tuple[Written, bool]:
         """Returns the tokens that our own sampling rule chooses for the engine's places, up to the
@@ -492,6 +540,7 @@ class UpstreamEngine:
             async for piece in pieces:
                 new = [*piece.ids, *text.add(piece.text)]
                 if piece.ending:
+                    turn.ending = piece.ending
                     new += text.rest()
                 has_no_end_token = not set(new) & set(self._eos_ids)
                 if piece.ending == "eos" and self._eos_ids and has_no_end_token:
@@ -513,6 +562,8 @@ class UpstreamEngine:
         awaited = _Awaited(self._clock())
         self._awaited[turn.job] = awaited
         turn.unheard = True
+        turn.has_text = False
+        turn.ending = ""
         try:
             while True:
                 coming = asyncio.ensure_future(anext(pieces, None))
@@ -525,6 +576,7 @@ class UpstreamEngine:
                     self._awaited.pop(turn.job, None)
                 if piece.reading is not None:
                     awaited.read = piece.reading.done
+                turn.has_text = turn.has_text or bool(piece.text)
                 usage = piece.usage or usage
                 if self._spending.limited:
                     self._count(piece, cost)
@@ -561,11 +613,14 @@ class UpstreamEngine:
         turn.draft = turn.draft or self._draft(turn.job)
         return bool(turn.draft) or turn.job.guesses.waits
 
-    def _refused(self, job: Job, error: UpstreamError) -> Report:
+    def _refused(self, turn: _Turn, error: UpstreamError) -> Report:
         """Returns the report of a stream that the upstream has refused. One that has sent tokens
-        keeps them, and the device asks for the rest."""
-        if job.base > job.request.base and error.later:
-            return Answered.ended(job)
+        keeps them, and the device asks for the rest. So it does where a piece of a word came behind
+        them: that was paid for."""
+        job = turn.job
+        has_sent = job.base > job.request.base
+        if error.later and (has_sent or (turn.has_text and len(job.ids) > job.rules.start)):
+            return self._ended_early(job, "", error.line())
         if isinstance(error, TooLongError):
             return Dropped(job, Refusal(Code.LIMIT, error.line(), limit="max_context_tokens"))
         if not error.later:

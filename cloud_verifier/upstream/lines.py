@@ -33,13 +33,17 @@ async def bounded_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
         yield rest.rstrip("\r")
 
 
-async def events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
-    """Yield the JSON objects of server-sent events, up to `[DONE]`. Comments and other fields are
-    left out; an object with an `error` raises."""
+async def _data(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Yield the data of server-sent events. Comments and other fields are left out."""
     async for line in lines:
-        if not line.startswith("data:"):
-            continue
-        data = line.removeprefix("data:").strip()
+        if line.startswith("data:"):
+            yield line.removeprefix("data:").strip()
+
+
+async def events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
+    """Yield the JSON objects of server-sent events, up to `[DONE]`; an object with an `error`
+    raises."""
+    async for data in _data(lines):
         if data == DONE:
             return
         yield event(data)
@@ -47,11 +51,16 @@ async def events(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
 
 async def choices(lines: AsyncIterator[str]) -> AsyncIterator[dict[str, Any]]:
     """The first choice of each of OpenAI's chunks, with the chunk's `usage`; the chunk that has
-    nothing else is a choice without text."""
-    async for event in events(lines):
-        usage = event.get("usage")
-        if event.get("choices"):
-            yield {**first_choice(event), "usage": usage}
+    nothing else is a choice without text. So is the stream's end, whose `finish_reason` is `[DONE]`:
+    a stream that is cut has none."""
+    async for data in _data(lines):
+        if data == DONE:
+            yield {"finish_reason": DONE}
+            return
+        found = event(data)
+        usage = found.get("usage")
+        if found.get("choices"):
+            yield {**first_choice(found), "usage": usage}
         elif usage:
             yield {"usage": usage}
 
@@ -81,7 +90,13 @@ def listed(value: Any) -> list[Any]:
 def ending(choice: dict[str, Any]) -> Ending:
     """Why a choice of OpenAI's has ended; "" while it goes on. A reason that is not known, such as a
     filter, cuts the answer off."""
-    endings: dict[Any, Ending] = {None: "", "": "", "stop": "eos", "length": "length"}
+    endings: dict[Any, Ending] = {
+        None: "",
+        "": "",
+        "stop": "eos",
+        "length": "length",
+        DONE: "done",
+    }
     reason = choice.get("finish_reason")
     if not isinstance(reason, str | None):
         return "cut"
@@ -104,7 +119,7 @@ def event(data: str) -> dict[str, Any]:
         raise UpstreamError("the upstream sent something that is not JSON") from None
     if not isinstance(found, dict):
         raise UpstreamError("the upstream sent JSON that is not an object")
-    if found.get("error"):
+    if found.get("error") or found.get("object") == "error":
         raise UpstreamError(f"the upstream failed: {error_text(found)}")
     return found
 

@@ -457,7 +457,7 @@ class Marks:
         self.trouble = ""
         """Why text was not verified, as the link's latest trouble has it."""
         self.refused = False
-        """Whether that is a refusal."""
+        """Whether that is a refusal, which to wait does not mend."""
         self._eos_ids = eos_ids
         self._start = 0
         """Tokens of the prompt."""
@@ -491,10 +491,10 @@ class Marks:
                 del self._ends[kept:]
                 del self._ids[kept + 1 :]
                 return Cut(characters)
-            case Link(state=state, detail=detail):
+            case Link(state=state, detail=detail, for_now=for_now):
                 if state in _TROUBLE:
                     self.trouble = detail or _TROUBLE[state].format(self._who_verifies)
-                    self.refused = state == "refused"
+                    self.refused = state == "refused" and not for_now
                 return LinkNews(state, detail)
             case Progress(done=done, total=total, by=by):
                 return Reading(done, total, by)

@@ -173,7 +173,7 @@ class TurnMachine:
         `refused` says that no new attempt is made before the next turn, `unheard` that nothing
         listens at the verifier's address, and nothing ever has."""
         if self.reach.lost(why.line() if why else "", refused=refused):
-            self._give_up("the connection is lost again and again")
+            self._give_up("the connection is lost again and again", for_now=True)
         self.left += self.unsent_closes()
         # Another connection would refuse the unsent messages until the session is resumed there.
         self._outbox.clear()
@@ -197,7 +197,7 @@ class TurnMachine:
             self.session_state.repeat_now()
         self.reach.unanswered = safe_line(unanswered)
         if answers_now and self._state is None and self.session.busy:
-            self._say("online")
+            self._say(Link(state="online"))
         self.reach.away = safe_line(why)
         self.deadlines.away_since = since
         self.deadlines.away_unheard = self._counts_as_unheard(unheard)
@@ -301,7 +301,7 @@ class TurnMachine:
             # Where the engine behind is said to be away, the answer itself shows whether it still is.
             # One that has answered nothing yet may be anything.
             if not self.reach.away and not self.reach.unanswered:
-                self._say("online")
+                self._say(Link(state="online"))
 
     def _take_outbox(self) -> tuple[ClientMessage, ...]:
         """Returns the messages that are to be sent, which then are no longer in the outbox."""
@@ -468,7 +468,7 @@ class TurnMachine:
     def _progressed(self, now: float, server_seconds: float = 0.0) -> None:
         """Note that verified tokens have come, for which the server worked so long."""
         self._reading = False
-        self._say("online")
+        self._say(Link(state="online"))
         self.reach.progressed()
         self.deadlines.progressed(now, server_seconds)
 
@@ -497,7 +497,8 @@ class TurnMachine:
                 self._broken(ProtocolError(error.message), now)
             case Failure.FOR_GOOD:
                 self.session.receive(error)
-                self._give_up(error.message)
+                # An upstream that breaks off again and again may answer later.
+                self._give_up(error.message, for_now=error.retry_after_ms > 0)
 
     def _pause(self, now: float, asked_wait: float = 0.0) -> None:
         """Ask for nothing until a pause is over; then unanswered requests are sent again, or a new
@@ -509,7 +510,7 @@ class TurnMachine:
         """Ask again after a pause because of an error that should not happen; after too many in a
         row, no more in this turn. `why` says then what happened the last time."""
         if self.reach.setback():
-            self._give_up(why)
+            self._give_up(why, for_now=True)
         else:
             self._pause(now)
 
@@ -531,9 +532,10 @@ class TurnMachine:
         self._try_again(now, f"sessions break again and again: {error.line()}")
         self._absorb(now)
 
-    def _give_up(self, why: str) -> None:
-        """Ask the verifier for nothing more in this turn."""
-        self.reach.given_up = safe_line(why)
+    def _give_up(self, why: str, *, for_now: bool = False) -> None:
+        """Ask the verifier for nothing more in this turn; `for_now` says that it may answer the
+        next one."""
+        self.reach.give_up(why, for_now=for_now)
         self.session.unsettled.clear()
 
     def _absorb(self, now: float) -> bool:
@@ -586,7 +588,7 @@ class TurnMachine:
         if self._may_write:
             write_at = self.deadlines.write_at(refused=self._was_refused)
             if self.reach.hopeless or moment.reached(write_at):
-                self._say(*self.reach.news())
+                self._say(self.reach.news())
                 return Write(self.transcript.ids)
         elif self._waited_long_enough(moment):
             return End(self._reason())
@@ -622,7 +624,7 @@ class TurnMachine:
             self.deadlines.end_at(moment.now, patient=patient, refused=self._was_refused)
         )
         if over or unreachable:
-            self._say(*self.reach.news())
+            self._say(self.reach.news())
         return over
 
     def _take_in_records(self, now: float) -> None:
@@ -661,14 +663,14 @@ class TurnMachine:
                 Notice(message=DeviceError.of("the store of activation records", error).line())
             )
 
-    def _say(self, state: LinkState, detail: str = "") -> None:
+    def _say(self, link: Link) -> None:
         """Tell the user the state of the link, if it has changed, or it is known now why the
         verifier is late."""
-        says_why = state == "late" and detail not in ("", self._detail)
-        if state != self._state or says_why:
-            self._state = state
-            self._detail = detail
-            self._events.append(Link(state=state, detail=detail))
+        says_why = link.state == "late" and link.detail not in ("", self._detail)
+        if link.state != self._state or says_why:
+            self._state = link.state
+            self._detail = link.detail
+            self._events.append(link)
 
     def _reason(self) -> Reason:
         """Why the turn ends."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
-from edge_client.events import LinkState
+from edge_client.events import Link
 from edge_client.link.retry import Retry
 from moa.safe_text import safe_line
 from moa.wire import Code
@@ -51,6 +51,8 @@ class Reachability:
     """With which refusal for now the verifier answers, in words; empty once it works on the turn."""
     given_up: str = ""
     """Why the verifier is not asked again in this turn."""
+    fails_for_now: bool = False
+    """Whether that comes of failures in a row, and of no refusal: the next turn may go well."""
     setbacks: int = 0
     """Failed attempts in a row to repair the session."""
     _losses: int = 0
@@ -67,6 +69,12 @@ class Reachability:
     def hopeless(self) -> bool:
         """Whether waiting for the verifier is useless in this turn."""
         return not self.linked or self.link == "refused" or bool(self.given_up)
+
+    def give_up(self, why: str, *, for_now: bool) -> None:
+        """Ask the verifier for nothing more in this turn; `for_now` says that it has not refused: it
+        has failed too often in a row."""
+        self.given_up = safe_line(why)
+        self.fails_for_now = for_now
 
     def lost(self, why: str, *, refused: bool) -> bool:
         """Note that the connection is down; `refused` says that no new attempt is made before the
@@ -109,26 +117,27 @@ class Reachability:
     def try_again(self) -> None:
         """Forget the failures: the turn waits once more."""
         self.given_up = ""
+        self.fails_for_now = False
         self.setbacks = 0
         self._losses = 0
 
-    def news(self) -> tuple[LinkState, str]:
+    def news(self) -> Link:
         """What the user is to be told of the link while the device writes offline: its state, and
         the reason."""
         if not self.linked:
-            return "none", ""
+            return Link(state="none")
         if self.given_up:
-            return "refused", self.given_up
+            return Link(state="refused", detail=self.given_up, for_now=self.fails_for_now)
         if self.link == "up":
             # The verifier is connected; what writes the text may not be.
             if self.away:
-                return "offline", self.away
-            return "late", self.unanswered or self.not_now
+                return Link(state="offline", detail=self.away)
+            return Link(state="late", detail=self.unanswered or self.not_now)
         if self.link == "refused":
-            return "refused", self._why_down
+            return Link(state="refused", detail=self._why_down)
         if self._why_down:
-            return "offline", self._why_down
-        return "connecting", ""
+            return Link(state="offline", detail=self._why_down)
+        return Link(state="connecting")
 
 
 class Failure(Enum):

@@ -63,6 +63,9 @@ class ApiError(MoaError):
         headers = {}
         if self.retry_after:
             headers["Retry-After"] = str(math.ceil(self.retry_after))
+        elif self.status == 503:
+            # OpenAI's clients ask again after a 503 whether it names a time or not.
+            headers["X-Should-Retry"] = "false"
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return headers

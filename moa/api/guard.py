@@ -79,7 +79,7 @@ class Guard:
             allow_origins=self._origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "Retry-After", "X-Should-Retry"],
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

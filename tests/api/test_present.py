@@ -71,7 +71,7 @@ def test_the_error_of_hold_says_why_nothing_was_verified() -> None:
     for error in (refused.value, none, patience.too_late()):
         assert error.body()["error"]["moa"] == {"why": "the upstream refuses the key"}
         assert "the upstream refuses the key" in str(error)
-        assert error.headers() == {}, "to wait does not mend it"
+        assert error.headers() == {"X-Should-Retry": "false"}, "to wait does not mend it"
     assert "moa" not in bad("no").body()["error"]
 
 

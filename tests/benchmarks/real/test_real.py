@@ -247,16 +247,16 @@ def test_tables_of_results_without_their_answers_end_in_one_line(
     there: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It was the traceback of a KeyError, or a table of nothing."""
+    facts: dict[str, dict[str, Any]] = {
+        "answers": {"prompt": [5], "ids": [9], "finish": "eos"},
+        "guesses": {"tokens": [[9]], "logp": [[-0.1]]},
+        "judged": {"right": True, "tokens": 1},
+    }
     for one in there:
         file, _, name = one.partition("/")
         key = f"code/{name or 7}@0"
-        facts: dict[str, Any] = {
-            "answers": {"prompt": [5], "ids": [9], "finish": "eos"},
-            "guesses": {"tokens": [[9]], "logp": [[-0.1]]},
-            "judged": {"right": True, "tokens": 1},
-        }[file]
         lines = Lines(tmp_path / f"{file}.jsonl")
-        lines.add(f"target/{key}" if file == "judged" else key, **facts)
+        lines.add(f"target/{key}" if file == "judged" else key, **facts[file])
     tables = functools.partial(main, ["tables", str(tmp_path)])
     assert run_cli("benchmarks.real", tables) == 2
     told = capsys.readouterr()

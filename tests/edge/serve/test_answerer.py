@@ -117,6 +117,19 @@ def test_positions_in_tokens_become_positions_in_the_text() -> None:
     ]
 
 
+@pytest.mark.parametrize("for_now", [True, False])
+def test_a_verifier_that_failed_too_often_has_not_refused(for_now: bool) -> None:
+    """To ask again later was called vain of both."""
+    marks = Marks(Letters(), eos_ids={9})
+    marks.take(Prompt(ids=[1]))
+    marks.take(Link(state="refused", detail="again and again", for_now=for_now))
+    assert marks.trouble == "again and again"
+    assert marks.refused is not for_now
+    ended = marks.take(Done(reason="link", verified=False, text="", stats=STATS))
+    assert isinstance(ended, Ended)
+    assert ended.refused is not for_now
+
+
 def test_log_probabilities_have_the_texts_of_their_tokens() -> None:
     marks = Marks(Letters(), eos_ids={9})
     own = [TokenLogprobs(-float(n), ((n, -0.5),)) for n in range(1, 4)]

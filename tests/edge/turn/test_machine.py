@@ -13,7 +13,7 @@ from edge_client.settings import ClientSettings
 from edge_client.turn.deadlines import Patience
 from edge_client.turn.reachability import Reachability
 from moa.errors import LinkError, RemoteError
-from moa.wire.messages import Close, Error, Foresee, Open, StreamTokens, Usage
+from moa.wire.messages import Close, Error, Foresee, Open, Stream, StreamTokens, Usage
 from tests.edge.turn.world import World, truth
 
 BOTH = pytest.mark.parametrize("draft", ["device", "server"])
@@ -100,6 +100,20 @@ def test_a_verifier_that_gets_nowhere_or_refuses_for_good_is_left_alone(
     assert "refused" in world.reader.states
     asked = [m for _, m in world.verifier.requests if not isinstance(m, Foresee)]
     assert len(asked) <= most
+    links = [event for event in world.reader.events if isinstance(event, Link)]
+    fails = fault in ("quarantined", "unknown_session", "conflict")
+    assert links[-1].for_now is fails, "the next question may be answered: nobody has refused"
+
+
+def test_a_refusal_that_names_a_time_is_for_now() -> None:
+    world = World(patience=Patience(settle=3.0))
+    world.verifier.retry_after_ms = 5000
+    world.trouble("unsupported")
+    assert world.run(seconds=60) == "length"
+    links = [event for event in world.reader.events if isinstance(event, Link)]
+    assert (links[-1].state, links[-1].for_now) == ("refused", True)
+    asked = [m for _, m in world.verifier.requests if isinstance(m, Stream)]
+    assert len(asked) == 1, "it is asked no more for this answer"
 
 
 def test_a_busy_verifier_is_asked_when_it_said() -> None:
@@ -136,7 +150,7 @@ def test_a_reader_whose_prompt_is_read_at_last_is_not_told_of_the_refusal_before
     world.verifier.limit = "slots"
     world.trouble("busy", stop=0.5)
     world.run(seconds=40)
-    assert world.machine.reach.news() == ("late", "")
+    assert world.machine.reach.news() == Link(state="late")
     told = [event.detail for event in world.reader.events if isinstance(event, Link)]
     assert not any("refuses" in detail for detail in told), told
 
@@ -144,11 +158,12 @@ def test_a_reader_whose_prompt_is_read_at_last_is_not_told_of_the_refusal_before
 def test_a_refusal_is_forgotten_where_tokens_have_come_since() -> None:
     reach = Reachability(link="up")
     reach.refused_for_now(Error("busy", "all 4 slots are busy", limit="slots"))
-    assert reach.news() == ("late", "the verifier refuses for now: all 4 slots are busy (slots)")
+    words = "the verifier refuses for now: all 4 slots are busy (slots)"
+    assert reach.news() == Link(state="late", detail=words)
     reach.progressed()
-    assert reach.news() == ("late", "")
+    assert reach.news() == Link(state="late")
     reach.refused_for_now(Error("internal", "a fault"))
-    assert reach.news() == ("late", ""), "that is no matter of room"
+    assert reach.news() == Link(state="late"), "that is no matter of room"
 
 
 def test_a_verifier_cannot_ask_for_an_hour() -> None:

@@ -120,7 +120,7 @@ async def test_an_upstream_that_ends_every_stream_early_is_what_is_told() -> Non
             if isinstance(event, Link):
                 links.append(event)
     why = "the upstream has ended its answers again and again without a new word"
-    assert links[-1] == Link(state="refused", detail=why)
+    assert links[-1] == Link(state="refused", detail=why, for_now=True)
     assert str(refused(why, "the upstream")) == why
 
 

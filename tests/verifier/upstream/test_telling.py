@@ -344,7 +344,9 @@ async def test_the_error_of_mode_hold_says_why(trouble: Answer, why: str, stream
     assert why in error["moa"]["why"]
     assert "limits count" not in error["message"], "nobody sees where the text ends"
     if not streams:  # which has its status already
-        assert ("retry-after" in answer.headers) == ("the key" not in why)
+        may_mend = "the key" not in why
+        assert ("retry-after" in answer.headers) == may_mend
+        assert answer.headers.get("x-should-retry") == (None if may_mend else "false")
 
 
 @pytest.mark.parametrize(
