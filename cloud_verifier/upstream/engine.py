@@ -620,13 +620,19 @@ class UpstreamEngine:
         job = turn.job
         has_sent = job.base > job.request.base
         if error.later and (has_sent or (turn.has_text and len(job.ids) > job.rules.start)):
-            return self._ended_early(job, "", error.line())
+            return self._ended_early(job, "", _of_it(error.line()))
         if isinstance(error, TooLongError):
             return Dropped(job, Refusal(Code.LIMIT, error.line(), limit="max_context_tokens"))
         if not error.later:
             return Dropped(job, Refusal(Code.UNSUPPORTED, error.line()))
         wait = _milliseconds(max(_LEAST_RETRY_SECONDS, error.retry_after))
         return Dropped(job, Refusal(Code.BUSY, error.line(), retry_after_ms=wait))
+
+
+def _of_it(line: str) -> str:
+    """An error's line behind a sentence that names the upstream already."""
+    subject = "the upstream "
+    return f"it {line.removeprefix(subject)}" if line.startswith(subject) else line
 
 
 def _milliseconds(seconds: float) -> int:

@@ -14,7 +14,9 @@ import pytest
 
 from cloud_verifier.settings import Settings
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
+from cloud_verifier.upstream.contract import UpstreamError
 from cloud_verifier.upstream.early_ends import FRESH, MOST, ROOM, EarlyEnds
+from cloud_verifier.upstream.lines import choices
 from edge_client import Done, EdgeClient, Link
 from edge_client.events import Retract, Token
 from tests.verifier.upstream.scripted import Request, running
@@ -146,6 +148,7 @@ async def test_a_service_that_ends_every_stream_early_costs_a_handful_of_request
     assert links[-1].state == "refused"
     assert links[-1].for_now, "it may answer the next question"
     assert "the upstream has ended this answer early 5 times in a row" in links[-1].detail
+    assert links[-1].detail.count("the upstream") == 1
     if not last:
         assert failed == len(service.asked)
 
@@ -195,6 +198,20 @@ async def test_cuts_that_bring_a_long_answer_on_are_all_mended(api: str) -> None
     assert failed == len(service.asked) - 1
     assert done.verified
     assert verified == TEXT
+
+
+async def test_an_error_before_the_last_mark_is_no_end() -> None:
+    """As vLLM tells it: the answer that stops there is not whole."""
+
+    async def lines() -> AsyncIterator[str]:
+        yield 'data: {"choices": [{"text": "The fox"}]}'
+        yield 'data: {"object": "error", "message": "the engine is dead"}'
+        yield "data: [DONE]"
+
+    told = choices(lines())
+    assert (await anext(told))["text"] == "The fox"
+    with pytest.raises(UpstreamError, match="the engine is dead"):
+        await anext(told)
 
 
 def test_early_ends_are_counted_until_the_answer_has_grown() -> None:
