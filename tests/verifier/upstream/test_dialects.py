@@ -73,6 +73,7 @@ async def test_vllm_tells_token_ids() -> None:
     assert await pieces("vllm", {"choices": [first]}, {"choices": [last]}, "data: [DONE]") == [
         Piece(ids=(12095,)),
         Piece(ids=(151645,), ending="eos"),
+        Piece(ending="done"),
     ]
     with pytest.raises(UpstreamError, match="tells no token ids") as error:
         await pieces("vllm", {"choices": [{"text": " Paris", "finish_reason": None}]})
