@@ -16,8 +16,7 @@ from moa.wire.messages import ChatMessage
 
 Ending = Literal["", "eos", "length", "cut", "done"]
 """Why a continuation has no more: the model ended it, it is as long as was asked for, it broke off,
-or its stream is complete and does not say why; "" while it goes
-on."""
+or its stream is complete and does not say why; "" while it goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)

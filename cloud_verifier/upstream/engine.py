@@ -66,7 +66,7 @@ _EARLY_SECONDS = 5.0
 """After which an upstream that has ended an answer early again and again may be asked for another."""
 _ENDINGS: dict[Ending, str] = {
     "": "it has not said why",
-    "cut": "for a reason that is not the answer's own",
+    "cut": "it gives a reason that is not the answer's own, such as a filter",
     "length": "it calls its part long enough",
     "eos": "by an end that the device has no token for",
 }

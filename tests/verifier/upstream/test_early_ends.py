@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -33,8 +34,8 @@ pytestmark = pytest.mark.usefixtures("short_pauses")
 class Service:
     """Writes `TEXT`, in streams of some words each, from where the request is."""
 
-    words: int
-    """Of a stream at most."""
+    words: int = 0
+    """Of a stream at most; 0: a third of the tokens that it is asked for, as if its own were short."""
     last: tuple[str, ...] = ()
     """What ends a stream that is not the text's end: `[DONE]`, or a `finish_reason`."""
     says_the_end: bool = True
@@ -52,9 +53,10 @@ class Service:
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
         )
-        for number, word in enumerate(words[: self.words]):
+        most = self.words or body["max_tokens"] // 3
+        for number, word in enumerate(words[:most]):
             writer.write(self._chunk(body, word if number == 0 else f" {word}"))
-        is_whole = len(words) <= self.words
+        is_whole = len(words) <= most
         last = self.last
         if is_whole and self.says_the_end:
             last = ("stop", "[DONE]")
@@ -131,10 +133,17 @@ def requests(verifier: UpstreamVerifier, outcome: str) -> float:
     return verifier.metrics.registry.get_sample_value("moa_upstream_requests_total", labels) or 0.0
 
 
-@pytest.mark.parametrize("last", [(), ("content_filter", "[DONE]"), ("length", "[DONE]")])
+@pytest.mark.parametrize(
+    ("last", "why"),
+    [
+        ((), "not said why|without saying why"),
+        (("content_filter", "[DONE]"), "such as a filter"),
+        (("length", "[DONE]"), "long enough"),
+    ],
+)
 @pytest.mark.parametrize("api", APIS)
 async def test_a_service_that_ends_every_stream_early_costs_a_handful_of_requests(
-    api: str, last: tuple[str, ...]
+    api: str, last: tuple[str, ...], why: str
 ) -> None:
     """There were 38 for an answer of 40 tokens."""
     service = Service(words=2, last=last, says_the_end=False)
@@ -149,6 +158,7 @@ async def test_a_service_that_ends_every_stream_early_costs_a_handful_of_request
     assert links[-1].for_now, "it may answer the next question"
     assert "the upstream has ended this answer early 5 times in a row" in links[-1].detail
     assert links[-1].detail.count("the upstream") == 1
+    assert re.search(why, links[-1].detail)
     if not last:
         assert failed == len(service.asked)
 
@@ -223,6 +233,16 @@ def test_early_ends_are_counted_until_the_answer_has_grown() -> None:
     assert [early.add(7) for _ in range(MOST)] == [0] * MOST
     assert early.add(FRESH - 1) == MOST + 1
     assert early.add(FRESH) == 0
+
+
+async def test_little_room_is_not_filled_in_ever_smaller_parts() -> None:
+    service = Service(last=("length", "[DONE]"))
+    async with device(service, "completions", tokens=40) as (client, _):
+        verified, done, _ = await answer(client)
+    assert [body["max_tokens"] for body in service.asked] == [40, ROOM]
+    assert done.verified
+    assert done.reason == "length"
+    assert TEXT.startswith(verified)
 
 
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.5, 0.3])
