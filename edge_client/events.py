@@ -78,7 +78,8 @@ class Link(Event, frozen=True, kw_only=True):
 
 class Progress(Event, frozen=True, kw_only=True, omit_defaults=True):
     """The verifier is reading: `done` of the `total` tokens before the answer, or before the text
-    that it checks; or the device is, which answers alone. Sent only where it takes long."""
+    that it checks; or the device is, which answers alone. Sent only where it takes long. With all of
+    them read, it is at work on a check: that is said again and again."""
 
     done: int
     total: int

@@ -21,7 +21,7 @@ from edge_client.cli.dialogue import Unverified
 from edge_client.cli.written_answer import WrittenAnswer
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
-from edge_client.events import Done, Event, Link, Progress, Retract, Token
+from edge_client.events import Confirm, Done, Event, Link, Progress, Retract, Token
 from edge_client.screen.live import PROVISIONAL
 from edge_client.screen.markdown import MarkdownLines
 from edge_client.screen.words import not_verified, tokens, waiting
@@ -88,6 +88,8 @@ class OfflineCheck:
         """The message as the user has seen it."""
         self._reading: Progress | None = None
         """How far the verifier has read, while it does."""
+        self._again: Progress | None = None
+        """How far it has read what was verified before, while it does."""
         self._is_cut_off = False
         """Whether the verifier is away again, in the middle of the check."""
         self._late = ""
@@ -332,17 +334,31 @@ class OfflineCheck:
 
     def _note_reading(self, event: Event) -> None:
         """Note that the verifier was heard, and how far it has read if this event says so."""
+        reading = self._progress_of(event)
         match event:
-            case Progress() if event == self._reading:
-                pass  # a verifier that reads says so again and again
+            case Progress() if reading == self._reading:
+                pass  # a verifier that is at work says so again and again
             case Token(status="provisional") | Link(state="late" | "offline" | "refused"):
                 pass  # the device goes on alone, for nothing is heard of the verifier
             case _:
                 self._heard_at = self._clock()
         if not isinstance(event, Done):
-            self._reading = event if isinstance(event, Progress) else None
-        if self._reading is not None and self._reading.done >= self._reading.total:
-            self._reading = None
+            self._reading = reading
+
+    def _progress_of(self, event: Event) -> Progress | None:
+        """How far the verifier has still to read by this event. An answer that is asked for again
+        is checked from its beginning: of what was verified before, too, nothing but this changes."""
+        told = self._told
+        match event:
+            case Progress():  # of all: it is at work
+                return event if event.done < event.total else self._again
+            case Confirm():
+                done = event.stop - len(told.prompt)
+                is_again = done < told.final
+                self._again = Progress(done=done, total=told.final) if is_again else None
+                return self._again
+            case _:
+                return None
 
     def _goes_on(self, what: str, characters: int) -> None:
         """Note that from so many characters on the answer is another one than the screen shows. The

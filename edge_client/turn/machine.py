@@ -455,13 +455,15 @@ class TurnMachine:
 
     def _working(self, event: Working, now: float) -> None:
         """Note that the verifier works on the answer, so that it does not count as late. The user
-        is told how far it has read the prompt, the last time when it has read all."""
+        is told how far it has read the prompt, the last time when it has read all; of a check each
+        time."""
         # No more is waited for than there is to read, whatever a verifier says.
         to_read = min(event.total, len(self.session.log)) - event.done
         self.deadlines.heard(event.done, to_read, now)
         self.reach.taken_up()
         is_reading = event.done < event.total
-        if is_reading or self._reading:
+        # Of a check the user hears as well where all is read: nothing else shows that it runs.
+        if is_reading or self._reading or self._rechecks:
             self._events.append(Progress(done=event.done, total=event.total))
         self._reading = is_reading
 

@@ -173,7 +173,8 @@ class LinkNews(msgspec.Struct, frozen=True):
 
 class Reading(msgspec.Struct, frozen=True):
     """The verifier is reading: `done` of the `total` tokens before the answer, or before the text
-    that it checks. Or the device is, before it can write alone."""
+    that it checks. Or the device is, before it can write alone. All of them: the verifier is at work
+    on a check."""
 
     done: int
     total: int

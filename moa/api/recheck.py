@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +32,8 @@ from moa.text_stream import common_prefix
 log = logging.getLogger("moa.api")
 _RECHECK_SECONDS = 0.5
 """Seconds between two looks at whether the verifier is there."""
+_TELL_SECONDS = 0.5
+"""Between two remarks on how far the verifier has read what it had verified before."""
 _LONGEST_PAUSE = 30.0
 """Seconds before an answer is checked again that could not be verified: from the shortest on they
 are doubled each time."""
@@ -51,6 +55,8 @@ class Correction:
     """The answer of this check so far."""
     _verified: int = 0
     """How many characters of it are verified."""
+    _ends: list[int] = field(default_factory=list)
+    """Where each piece of it ends, in characters: one for each token."""
 
     def take(self, event: AnswerEvent) -> Show | None:
         """Take an event of the check, in which the answer is written once more, and return the
@@ -59,18 +65,30 @@ class Correction:
         match event:
             case Piece():
                 self._text += event.text
+                self._ends.append(len(self._text))
                 if event.verified:
                     self._verified = len(self._text)
             case Verified():
                 self._verified = max(self._verified, event.characters)
             case Cut():
                 self._text = self._text[: event.characters]
+                del self._ends[bisect_right(self._ends, event.characters) :]
                 self._verified = min(self._verified, event.characters)
             case Ended():
                 return self._ended(event)
             case _:
                 return None
         return self._show_verified(self._text[: self._verified])
+
+    @property
+    def reading(self) -> Reading | None:
+        """How far the verifier has read what the client knows to be verified, in tokens: each check
+        begins with the answer's beginning. None once it is past that."""
+        if not self._verified < self.told <= len(self._text):
+            return None
+        return Reading(
+            bisect_right(self._ends, self._verified), bisect_right(self._ends, self.told)
+        )
 
     def _show_verified(self, verified: str) -> Show | None:
         """The change that tells the client that this beginning of the answer is verified: only
@@ -117,6 +135,8 @@ class Recheck:
     """Seconds before the next check, if the latest one verified nothing to the end."""
     _open: bool = field(default=False, init=False)
     """Whether the stream goes on because of this check."""
+    _tells_from: float = field(default=0.0, init=False)
+    """When it may be told again how far the verifier has read."""
 
     @property
     def over(self) -> bool:
@@ -191,13 +211,25 @@ class Recheck:
         """Add to the recorded stream what an event of the check changes: in the client's text,
         which `correction` knows, and at the end whether it is verified."""
         if isinstance(event, Reading):
-            self._add(self.shape.news(event))
+            has_read = event.done >= event.total  # it is at work
+            self._add(self.shape.news((has_read and correction.reading) or event))
             return
         show = correction.take(event)
         if show is not None:
             self._add(*self.shape.piece(0, show, last=isinstance(event, Ended)))
+        elif isinstance(event, Verified):
+            self._tell_reading(correction)
         if isinstance(event, Ended) and event.verified:
             self._add(*self.shape.end(0, event))
+
+    def _tell_reading(self, correction: Correction) -> None:
+        """Tell how far the verifier is in what it has verified before, now and then: nothing else
+        shows meanwhile that the check runs."""
+        now = time.monotonic()
+        reading = correction.reading
+        if reading is not None and now >= self._tells_from:
+            self._tells_from = now + _TELL_SECONDS
+            self._add(self.shape.news(reading))
 
     def _add(self, *events: Any) -> None:
         """Add events to the stream, which goes on with the first one."""

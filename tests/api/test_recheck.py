@@ -182,6 +182,50 @@ async def test_what_is_known_to_be_verified_never_becomes_less() -> None:
     assert {6, 9, 12} <= set(verified)
 
 
+async def test_a_stream_is_told_that_the_check_runs_also_where_nothing_new_is_verified() -> None:
+    """For half a minute a page said that the check was waited for: the verifier read the beginning
+    again that it had verified before."""
+    goes_on = asyncio.Event()
+    begun = 8  # characters, which are two pieces
+
+    def script(ask: AnswerRequest) -> Iterable[AnswerEvent | asyncio.Event]:
+        yield Began()
+        pieces = [WRITTEN[at : at + 4] for at in range(0, len(WRITTEN), 4)]
+        is_check = bool(ask.question.prediction)
+        for n, piece in enumerate(pieces):
+            yield Piece(piece, verified=not is_check and 4 * n < begun)
+        if not is_check:
+            yield ended(WRITTEN, verified=False, reason="link")
+            return
+        yield Reading(43, 43)
+        yield Verified(4)
+        yield goes_on
+        yield ended(WRITTEN)
+
+    body = {
+        "messages": [{"role": "user", "content": "x"}],
+        "stream": True,
+        "moa": {"mode": "provisional", "resumable": True},
+    }
+    async with (
+        served(script) as (_, address),
+        browser(address) as client,
+        asyncio.timeout(PATIENCE),
+    ):
+        first = await client.post("/v1/chat/completions", json=body)
+        id = first.headers["X-Request-Id"]
+        told: list[list[int]] = []
+        while not told:
+            async with client.stream("GET", f"/v1/streams/{id}") as stream:
+                async for line in stream.aiter_lines():
+                    if line.startswith("data: {"):
+                        told += [(json.loads(line[6:]).get("moa") or {}).get("reading")]
+                        told = [reading for reading in told if reading]
+                    if told[-1:] == [[1, 2]]:
+                        goes_on.set()
+    assert told == [[0, 2], [1, 2]]
+
+
 @pytest.mark.parametrize("told", [False, True], ids=["before", "after"])
 async def test_a_check_that_nobody_wants_ends_at_the_verifier(told: bool) -> None:
     """Also one that has told nothing yet; the next answer's check need not wait for it."""

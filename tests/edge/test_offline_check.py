@@ -552,6 +552,34 @@ async def test_a_verifier_that_is_there_and_late_is_not_said_to_be_away() -> Non
         assert check.status == "1 token not verified: checked when the verifier is back"
 
 
+async def test_what_was_verified_before_is_counted_while_it_is_read_again() -> None:
+    """ "294 of 651 tokens" stood for a quarter of a minute, and only the time of the wait moved, which
+    began anew with each token that the verifier confirmed once more."""
+    answer = written_alone(Dialogue(ClientSettings()), "one")
+    for n in range(2, 5):
+        answer.told.take(token(n, " on", "provisional"))
+    answer.told.take(Confirm(start=1, stop=4))
+    answer.told.done = None
+    written = [token(n, "", "provisional") for n in range(1, 5)]
+    now = [0.0]
+    async with pausing(answer, told=(Prompt(ids=[1]), *written), now=now) as (check, _):
+        line = "checking the last answer: 3 of 4 tokens"
+        assert check.status == line
+        now.append(5.0)
+        check._take(Progress(done=1, total=1))
+        assert check.status == f"{line} · waiting for 5 s", "at work, and no further"
+        check._take(Confirm(start=1, stop=2))
+        again = "checking the last answer: reading, 1 of 3"
+        assert check.status == again
+        now.append(7.0)
+        check._take(Progress(done=1, total=1))
+        assert check.status == f"{again} · waiting for 2 s"
+        check._take(Confirm(start=2, stop=4))
+        assert check.status == line
+        check._take(Confirm(start=4, stop=5))
+        assert check.status == "checking the last answer: 4 of 4 tokens"
+
+
 async def test_a_correction_that_the_device_has_ended_alone_is_none() -> None:
     """Nobody had seen what it wrote then, and the conversation went on from it."""
     answer = written_alone(Dialogue(ClientSettings()), "one")

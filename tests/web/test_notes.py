@@ -47,6 +47,15 @@ def test_a_prompt_that_is_read_says_how_far(node: Node) -> None:
     assert said(node, reading={"done": 0, "total": 2060}) == "", "many engines do not tell"
 
 
+def test_a_check_says_what_the_verifier_reads(node: Node) -> None:
+    check = {"checked": 40, "of": 500, "reading": False, "sign": "the verifier is at work, 2 s"}
+    (told, _) = node.ask({"node": {"verified": False, "text": "Hello", "check": check}})
+    assert told == "checking, 40 of 500 characters; the verifier is at work, 2 s"
+    check["reading"] = "reading, 3 of 9 tokens"
+    (told, _) = node.ask({"node": {"verified": False, "text": "Hello", "check": check}})
+    assert told == "checking: reading, 3 of 9 tokens; the verifier is at work, 2 s"
+
+
 def test_so_does_that_of_an_answer_that_is_continued(node: Node) -> None:
     reading = {"done": 512, "total": 2060}
     told = said(node, reading=reading, before="Hello")

@@ -633,10 +633,13 @@ function takeCheck(check, chunk) {
   const withdrawn = live.take(chunk);
   const isLonger = Boolean(chunk.choices?.[0]?.delta?.content);
   if (isReplay || !isWanted(check)) return;
-  check.signs.heard(seconds(), isLonger || withdrawn || live.verified !== before);
+  const [done, total] = chunk.moa?.reading ?? [];
+  const reading = done < total && `reading, ${done} of ${total} tokens`;
+  const isRead = reading && reading !== node.check?.reading;
+  check.signs.heard(seconds(), isLonger || withdrawn || isRead || live.verified !== before);
   if (!check.shown) {
     const checked = Math.max(live.verified, [...verifiedText(node)].length) - live.begin;
-    node.check = { checked, of: live.characters.length - live.begin, sign: live.sign };
+    node.check = { checked, of: live.characters.length - live.begin, reading, sign: live.sign };
   }
   const goesOn = !check.shown && live.text.length > node.text.length;
   if (withdrawn || goesOn) showCheck(check, withdrawn);

@@ -13,10 +13,16 @@ const ENDED = {
   context: "ended because the context is full: begin a new conversation",
 };
 
-function button(text, label, act) {
-  const made = document.createElement("button");
-  made.type = "button";
+function element(tag, className = "", text = "") {
+  const made = document.createElement(tag);
+  made.className = className;
   made.textContent = text;
+  return made;
+}
+
+function button(text, label, act) {
+  const made = element("button", "", text);
+  made.type = "button";
   if (label) made.setAttribute("aria-label", label);
   made.addEventListener("click", act);
   return made;
@@ -41,9 +47,8 @@ async function copy(text) {
     );
   }
   // Over plain http a browser offers no clipboard; a selection can still be copied.
-  const field = document.createElement("textarea");
+  const field = element("textarea", "hidden");
   field.value = text;
-  field.className = "hidden";
   document.body.append(field);
   field.select();
   try {
@@ -53,10 +58,10 @@ async function copy(text) {
   }
 }
 
-function checkOf({ corrected, goesOn, checked, of }) {
+function checkOf({ corrected, goesOn, checked, of, reading }) {
   if (corrected) return said("the verifier is correcting this answer");
   if (goesOn) return said("the verifier goes on with this answer");
-  return `checking, ${checked} of ${of} characters`;
+  return reading ? `checking: ${reading}` : `checking, ${checked} of ${of} characters`;
 }
 
 const CHANGED_BEFORE = "an answer before it was corrected";
@@ -199,19 +204,12 @@ function lastOf(body) {
 
 // One call, readable: the function's name, and each argument on a line of its own.
 function callBlock(call) {
-  const block = document.createElement("section");
-  block.className = "call";
-  const head = document.createElement("div");
-  const name = document.createElement("code");
-  name.textContent = call.name;
-  head.append("Calls ", name);
-  const list = document.createElement("dl");
+  const block = element("section", "call");
+  const head = element("div");
+  head.append("Calls ", element("code", "", call.name));
+  const list = element("dl");
   for (const [argument, value] of argumentsOf(call)) {
-    const term = document.createElement("dt");
-    term.textContent = argument;
-    const given = document.createElement("dd");
-    given.textContent = value;
-    list.append(term, given);
+    list.append(element("dt", "", argument), element("dd", "", value));
   }
   block.append(head, list);
   return block;
@@ -238,12 +236,9 @@ export class ChatView {
   }
 
   #empty() {
-    const box = document.createElement("div");
-    box.className = "empty";
+    const box = element("div", "empty");
     const { words, examples } = this.act.empty();
-    box.append(
-      ...words.map((text) => Object.assign(document.createElement("p"), { textContent: text })),
-    );
+    box.append(...words.map((text) => element("p", "", text)));
     box.append(...examples.map((text) => button(text, "", () => this.act.ask(text))));
     return box;
   }
@@ -306,12 +301,10 @@ export class ChatView {
 
   // A form: what each call has returned, typed by the user.
   #results(node, calls) {
-    const form = document.createElement("form");
-    form.className = "results";
+    const form = element("form", "results");
     const fields = calls.map((call) => {
-      const label = document.createElement("label");
-      label.textContent = `Result of ${call.name}`;
-      const field = document.createElement("textarea");
+      const label = element("label", "", `Result of ${call.name}`);
+      const field = element("textarea");
       field.rows = 1;
       field.required = true;
       field.placeholder = "What it returned, as text or JSON";
@@ -334,21 +327,16 @@ export class ChatView {
 
   // The language of a code block, and a button that copies it.
   #codeBar(block) {
-    const bar = document.createElement("div");
-    bar.className = "code-bar";
-    const name = document.createElement("span");
-    name.textContent = block.dataset.language ?? "";
+    const bar = element("div", "code-bar");
     bar.append(
-      name,
+      element("span", "", block.dataset.language),
       copyButton("Copy this code", () => block.querySelector("code").textContent),
     );
     block.before(bar);
   }
 
   #strike(body, text) {
-    const gone = document.createElement("del");
-    gone.className = "retracted";
-    gone.textContent = text;
+    const gone = element("del", "retracted", text);
     lastOf(body).append(gone);
     this.struck.get(body)?.remove();
     this.struck.set(body, gone);
@@ -362,20 +350,10 @@ export class ChatView {
   }
 
   #message(node) {
-    const box = document.createElement("article");
-    box.className = `message ${node.role}`;
-    const who = document.createElement("div");
-    who.className = "who";
-    const body = document.createElement("div");
-    body.className = "body";
-    body.dir = "auto";
-    const note = document.createElement("div");
-    note.className = "note";
-    const figures = document.createElement("div");
-    figures.className = "measured";
-    const calls = document.createElement("div");
-    calls.className = "calls";
-    box.append(who, body, calls, note, figures, this.#tools(node, box));
+    const box = element("article", `message ${node.role}`);
+    const parts = ["who", "body", "calls", "note", "measured"];
+    box.append(...parts.map((name) => element("div", name)), this.#tools(node, box));
+    box.querySelector(".body").dir = "auto";
     this.boxes.set(node.id, box);
     this.draw(node);
     return box;
@@ -405,8 +383,7 @@ export class ChatView {
   }
 
   #tools(node, box) {
-    const tools = document.createElement("div");
-    tools.className = "tools";
+    const tools = element("div", "tools");
     const family = siblings(this.conversation, node);
     if (family.length > 1) {
       const at = family.indexOf(node);
@@ -442,8 +419,7 @@ export class ChatView {
   }
 
   #edit(node, box) {
-    const field = document.createElement("textarea");
-    field.className = "edit";
+    const field = element("textarea", "edit");
     field.value = node.text;
     field.setAttribute("aria-label", "Edited message");
     const done = (send) => {
@@ -457,8 +433,7 @@ export class ChatView {
         done(true);
       }
     });
-    const row = document.createElement("div");
-    row.className = "tools";
+    const row = element("div", "tools");
     row.append(
       button("Send", "", () => done(true)),
       button("Cancel", "", () => done(false)),

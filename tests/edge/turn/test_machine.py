@@ -309,8 +309,10 @@ def test_a_check_that_makes_progress_is_not_given_up_and_one_that_makes_none_is(
         assert len(world.answer) == 30
         world.verifier.forward = world.forward = forward
         world.connect()
+        told = len(world.reader.read)
         world.recheck()
         world.run()
+        assert len(world.reader.read) - told > 10, "that it is at work is told again and again"
         assert world.transcript.verified is verified
         if verified:
             assert world.answer == world.expected
