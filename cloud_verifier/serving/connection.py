@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from websockets.asyncio.server import ServerConnection
@@ -22,6 +22,7 @@ from websockets.protocol import Event
 
 from cloud_verifier.logs import log
 from cloud_verifier.serving.auth import Caller
+from cloud_verifier.serving.proxies import Proxies
 from cloud_verifier.serving.unusable import Unusable
 from cloud_verifier.sessions.budgets import BYTES, FRAMES, Meter
 from moa.process.half_open import HalfOpen
@@ -64,7 +65,8 @@ class Connection(ServerConnection):
         self.caller: Caller | None = None
         """Who has opened it; None before its handshake is checked."""
         self._peer = ""
-        """The other end's address, which the socket forgets when it is closed."""
+        """The other end's address, which the socket forgets when it is closed; behind a proxy of
+        ours the client's."""
         self._first = b""
         """What came at first."""
         self._bytes = bytearray()
@@ -82,6 +84,10 @@ class Connection(ServerConnection):
     def peer(self) -> str:
         """The other end's address, for the log."""
         return self._peer or _as_text(self.remote_address)
+
+    def came_through(self, proxies: Proxies, forwarded_for: Sequence[str]) -> None:
+        """Take the client's address from what a proxy of ours says in these headers."""
+        self._peer = proxies.client(self.peer, forwarded_for)
 
     def abort(self) -> None:
         """Abort the connection."""

@@ -18,6 +18,7 @@ from cloud_verifier.serving.admission import FAILED, Admission, Reply
 from cloud_verifier.serving.auth import authorizations
 from cloud_verifier.serving.connection import Connection, connection_type
 from cloud_verifier.serving.conversation import converse
+from cloud_verifier.serving.proxies import Proxies
 from cloud_verifier.serving.unusable import Unusable
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.settings import Settings
@@ -56,6 +57,7 @@ class Transport:
             "write_limit": limits.send_buffer_bytes,
         }
         self._half_open = HalfOpen(limits.max_half_open, self._dropped)
+        self._proxies = Proxies()
         unusable = Unusable(service.metrics)
         self._kind = connection_type(limits, self._half_open, unusable, settings.tls)
         service.metrics.half_open.set_function(lambda: len(self._half_open))
@@ -144,6 +146,7 @@ class Transport:
         headers = request.headers
         try:
             self._half_open.leave(ours)  # its request is whole
+            ours.came_through(self._proxies, headers.get_all("X-Forwarded-For"))
             offered = ",".join(headers.get_all("Sec-WebSocket-Protocol"))
             subprotocols = offered.replace(" ", "").split(",")
             given = authorizations(headers.get_all("Authorization"), subprotocols)
