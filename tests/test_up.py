@@ -355,6 +355,13 @@ def main():
 """
 
 
+def built_by(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this program make bundles, in place of ours."""
+    (tmp_path / "builder.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(up_command, "_BUILD", "builder:main")
+
+
 class Shown:
     """A terminal's line that changes."""
 
@@ -374,9 +381,7 @@ async def test_how_far_the_program_is_that_makes_the_bundle_is_passed_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It was never said how far it was, and the time was estimated once, before it began."""
-    (tmp_path / "counts.py").write_text(_COUNTS)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(up_command, "_BUILD", "counts:main")
+    built_by(_COUNTS, tmp_path, monkeypatch)
     shown: Any = Shown()
     line = up_command._StatusLine(shown if has_terminal else None)
     monkeypatch.setattr(up_command, "_status", lambda _: nullcontext(line))
@@ -436,9 +441,7 @@ def main():
 async def test_a_bundle_that_is_given_up_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "stuck.py").write_text(_STUCK)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(up_command, "_BUILD", "stuck:main")
+    built_by(_STUCK, tmp_path, monkeypatch)
     bundles = tmp_path / "bundles"
     others = bundles / ".a[4b].building-1-0b"
     others.mkdir(parents=True)
@@ -478,9 +481,7 @@ async def test_the_second_of_two_that_make_a_bundle_says_that_it_waits(
     """Both made it, each with all of the memory that this takes, and neither said so."""
     import fcntl
 
-    (tmp_path / "makes.py").write_text(_MAKES)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(up_command, "_BUILD", "makes:main")
+    built_by(_MAKES, tmp_path, monkeypatch)
     monkeypatch.setattr(up_command, "_LOCKED_SECONDS", 0.01)
     bundles = tmp_path / "bundles"
     bundles.mkdir()

@@ -17,7 +17,7 @@ tokens are shorter than the device's, and each part would be a share of the litt
 
 
 class EarlyEnds:
-    """Of one answer at a time."""
+    """Of one answer."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -25,12 +25,6 @@ class EarlyEnds:
         """Tokens that the answer had when the count began."""
         self.short = False
         """Whether a part has ended because it was long enough by the upstream's own tokens."""
-
-    def begin(self) -> None:
-        """Begin with another answer."""
-        self._count = 0
-        self._since = 0
-        self.short = False
 
     def add(self, tokens: int) -> int:
         """Note that a part has ended early, when the answer had so many tokens. Returns how many

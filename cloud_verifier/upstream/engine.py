@@ -274,8 +274,8 @@ class UpstreamEngine:
         """Run a stream to its end, or until it waits for the device's guesses; returns the last
         report. Each time round the upstream either checks tokens that may come next, or writes."""
         job = turn.job
-        if job.lease in self._early and len(job.ids) == job.rules.start:
-            self._early[job.lease].begin()  # it is another answer
+        if len(job.ids) == job.rules.start:
+            self._early.pop(job.lease, None)  # those were of another answer
         turn.by_rule = self._by_rule(job)
         while True:
             if turn.by_rule and not turn.draft:

@@ -42,6 +42,7 @@ from moa.cli.working import roughly
 from moa.errors import MoaError, UsageError, run_cli
 from moa.process.busy import slowdown
 from moa.process.children import start_child
+from moa.process.files import lock_now
 from moa.process.listening import Port
 from moa.process.model_places import check_place
 
@@ -361,26 +362,17 @@ async def _build(options: argparse.Namespace, plan: dict[str, Any]) -> None:
 async def _alone_in(folder: Path) -> AsyncIterator[bool]:
     """Keep other processes like this one from making bundles in this folder while the body runs;
     yields whether one of them had to be waited for. Where folders cannot be locked nobody waits."""
-    has_waited = False
     if os.name == "nt":
-        yield has_waited
+        yield False
         return
-    import fcntl  # there is none on Windows
-
+    has_waited = False
     held = os.open(folder, os.O_RDONLY)  # closing it, or the end of this process, lets others in
     try:
-        while True:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not has_waited:
-                    _say(f"another process makes a bundle in {folder}: waiting for its end")
-                has_waited = True
-                await asyncio.sleep(_LOCKED_SECONDS)
-            except OSError:
-                break  # some network folders have no locks
-            else:
-                break
+        while not lock_now(held):
+            if not has_waited:
+                _say(f"another process makes a bundle in {folder}: waiting for its end")
+            has_waited = True
+            await asyncio.sleep(_LOCKED_SECONDS)
         yield has_waited
     finally:
         os.close(held)

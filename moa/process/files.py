@@ -214,6 +214,22 @@ def _lock(file: BinaryIO | io.FileIO) -> None:
     fcntl.flock(file, fcntl.LOCK_EX)
 
 
+def lock_now(descriptor: int) -> bool:
+    """Lock an open file or folder until it is closed. Returns False, at once, while another process
+    holds it; True also where there are no locks, as in some folders of a network."""
+    try:
+        import fcntl
+    except ImportError:  # not a Unix
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def _still_at(path: Path, file: BinaryIO) -> bool:
     """Whether an open file is still the one at this path."""
     try:

@@ -17,6 +17,12 @@ from tests.api.scripted import PATIENCE, browser, ended, served
 
 WRITTEN = "the cat sat on the mat"
 TRUE = "the cat ran to the man"
+ASKED = {
+    "messages": [{"role": "user", "content": "x"}],
+    "stream": True,
+    "moa": {"mode": "provisional", "resumable": True},
+}
+"""A stream that can be taken up again."""
 
 
 class Client:
@@ -90,13 +96,8 @@ async def test_a_kept_stream_is_corrected_as_the_target_writes() -> None:
         yield Piece(TRUE[9:])
         yield ended(TRUE)
 
-    body = {
-        "messages": [{"role": "user", "content": "x"}],
-        "stream": True,
-        "moa": {"mode": "provisional", "resumable": True},
-    }
     async with served(script) as (_, address), browser(address) as client:
-        first = await client.post("/v1/chat/completions", json=body)
+        first = await client.post("/v1/chat/completions", json=ASKED)
         assert first.text.rstrip().endswith("[DONE]")
         id = first.headers["X-Request-Id"]
         seen = [line[4:] for line in first.text.splitlines() if line.startswith("id: ")]
@@ -156,17 +157,12 @@ async def test_what_is_known_to_be_verified_never_becomes_less() -> None:
         yield Piece(WRITTEN[12:])
         yield ended(WRITTEN)
 
-    body = {
-        "messages": [{"role": "user", "content": "x"}],
-        "stream": True,
-        "moa": {"mode": "provisional", "resumable": True},
-    }
     async with (
         served(script) as (_, address),
         browser(address) as client,
         asyncio.timeout(PATIENCE),
     ):
-        first = await client.post("/v1/chat/completions", json=body)
+        first = await client.post("/v1/chat/completions", json=ASKED)
         id = first.headers["X-Request-Id"]
         told: list[dict[str, Any]] = []
         while not (told and told[-1].get("all_verified")):
@@ -202,17 +198,12 @@ async def test_a_stream_is_told_that_the_check_runs_also_where_nothing_new_is_ve
         yield goes_on
         yield ended(WRITTEN)
 
-    body = {
-        "messages": [{"role": "user", "content": "x"}],
-        "stream": True,
-        "moa": {"mode": "provisional", "resumable": True},
-    }
     async with (
         served(script) as (_, address),
         browser(address) as client,
         asyncio.timeout(PATIENCE),
     ):
-        first = await client.post("/v1/chat/completions", json=body)
+        first = await client.post("/v1/chat/completions", json=ASKED)
         id = first.headers["X-Request-Id"]
         told: list[list[int]] = []
         while not told:
@@ -243,17 +234,12 @@ async def test_a_check_that_nobody_wants_ends_at_the_verifier(told: bool) -> Non
         checked.set()
         yield for_ever
 
-    body = {
-        "messages": [{"role": "user", "content": "x"}],
-        "stream": True,
-        "moa": {"mode": "provisional", "resumable": True},
-    }
     async with (
         served(script) as (answerer, address),
         browser(address) as client,
         asyncio.timeout(PATIENCE),
     ):
-        first = await client.post("/v1/chat/completions", json=body)
+        first = await client.post("/v1/chat/completions", json=ASKED)
         await checked.wait()
         answerer.closed.clear()
         id = first.headers["X-Request-Id"]

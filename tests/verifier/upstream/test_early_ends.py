@@ -18,7 +18,7 @@ from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from cloud_verifier.upstream.contract import UpstreamError
 from cloud_verifier.upstream.early_ends import FRESH, MOST, ROOM, EarlyEnds
 from cloud_verifier.upstream.lines import choices
-from edge_client import Done, EdgeClient, Link
+from edge_client import Conversation, Done, EdgeClient, Link
 from edge_client.events import Retract, Token
 from tests.verifier.upstream.scripted import Request, running
 
@@ -109,7 +109,7 @@ async def device(
             yield client, verifier
 
 
-async def answer(client: EdgeClient) -> tuple[str, Done, list[Link]]:
+async def answer(client: EdgeClient | Conversation) -> tuple[str, Done, list[Link]]:
     """The verified text of an answer, its end, and what was said of the link."""
     told: list[tuple[str, str]] = []
     links: list[Link] = []
@@ -210,6 +210,17 @@ async def test_cuts_that_bring_a_long_answer_on_are_all_mended(api: str) -> None
     assert verified == TEXT
 
 
+async def test_early_ends_of_one_answer_are_not_counted_against_the_next_one() -> None:
+    service = Service(words=-(-len(TEXT.split()) // MOST))
+    async with device(service, "completions") as (client, _), client.conversation() as conversation:
+        for _ in range(3):
+            service.asked.clear()
+            verified, done, _ = await answer(conversation)
+            assert len(service.asked) == MOST + 1, "each end but the last is mended"
+            assert done.verified
+            assert verified == TEXT
+
+
 async def test_an_error_before_the_last_mark_is_no_end() -> None:
     """As vLLM tells it: the answer that stops there is not whole."""
 
@@ -227,9 +238,9 @@ async def test_an_error_before_the_last_mark_is_no_end() -> None:
 def test_early_ends_are_counted_until_the_answer_has_grown() -> None:
     early = EarlyEnds()
     assert [early.add(1 + tokens) for tokens in range(MOST + 2)] == [0] * MOST + [5, 6]
-    early.begin()
+    early = EarlyEnds()
     assert [early.add(FRESH // MOST * part) for part in range(1, 40)] == [0] * 39
-    early.begin()
+    early = EarlyEnds()
     assert [early.add(7) for _ in range(MOST)] == [0] * MOST
     assert early.add(FRESH - 1) == MOST + 1
     assert early.add(FRESH) == 0
