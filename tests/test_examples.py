@@ -22,12 +22,24 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from cloud_verifier.app import Verifier
 from edge_client import Conversation, Done, EdgeClient
-from examples import agent, ask, batch, conversation, openai_stream, robot, schema, stream
+from examples import (
+    agent,
+    ask,
+    batch,
+    conversation,
+    openai_stream,
+    robot,
+    schema,
+    stream,
+    upstream,
+)
 from moa.errors import UsageError
 from tests.edge.serve.pair import SETTINGS, served, verifier
 from tests.edge.serve.test_endpoint import PATIENCE, serving
 from tests.torture.tls import certificate
 from tests.verifier.kit import principals
+from tests.verifier.upstream.scripted import chunk, running
+from tests.verifier.upstream.scripted import stream as streamed
 
 SUM = "What is 17 plus 25?"
 
@@ -71,6 +83,22 @@ def test_a_program_without_an_address_says_how_it_is_called(name: str) -> None:
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"usage: python examples/{name}.py ws://HOST:PORT")
+
+
+async def test_an_engine_that_is_there_writes_the_answer_and_another_does_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = streamed(chunk(" The engine says this."), chunk("", "stop"), "data: [DONE]\n\n")
+    async with running(writes) as engine:
+        answer = await asyncio.to_thread(upstream.main, engine.url, SUM, api="completions")
+    assert answer.verified
+    assert "The engine says this." in answer.text
+    assert capsys.readouterr().out.endswith("the engine's own\n")
+    alone = partial(upstream.ask, settle_seconds=0.0, max_offline_tokens=10)
+    monkeypatch.setattr(upstream, "ask", alone)
+    answer = await asyncio.to_thread(upstream.main, "http://127.0.0.1:9/v1", SUM)
+    assert not answer.verified
+    assert capsys.readouterr().out.endswith("written by this device alone\n")
 
 
 def test_a_batch_of_nothing_says_what_it_reads() -> None:
