@@ -247,10 +247,11 @@ def _formatter(log_format: LogFormat) -> logging.Formatter:
 def configure(level: str, limits: Limits, log_format: LogFormat = "auto") -> None:
     """Send the logs of the verifier and of its libraries to stderr, by default as JSON, or to a
     terminal as lines for people."""
+    # One for both: it knows where the last line was torn, and how many were lost, whoever wrote them.
+    handler = ToStandardError()
+    handler.setFormatter(_formatter(log_format))
+    handler.addFilter(FairShare(limits.max_log_lines_per_second))
     for logger in (log, logging.getLogger()):
-        handler = ToStandardError()
-        handler.setFormatter(_formatter(log_format))
-        handler.addFilter(FairShare(limits.max_log_lines_per_second))
         logger.handlers[:] = [handler]
     log.setLevel(level.upper())
     log.propagate = False

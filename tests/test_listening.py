@@ -36,10 +36,31 @@ def test_a_port_or_host_that_cannot_be_had_is_one_clear_line() -> None:
     for host in ("192.0.2.1", "no such host"):
         with pytest.raises(UsageError, match=f"cannot listen on {host}:80"):
             Port(host, 80)
-    with Port("127.0.0.1", 0) as first, Port("127.0.0.1", first.number) as second:
-        second.listen(1)
-        with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{first.number}"):
-            first.listen(1)
+
+
+def test_a_port_is_held_from_the_start_and_not_only_once_it_is_listened_on() -> None:
+    """Another program took it while a model was loaded, and the verifier ended afterwards."""
+    with Port("127.0.0.1", 0) as port, socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as most servers do
+        with pytest.raises(OSError, match="Address already in use"):
+            other.bind(("127.0.0.1", port.number))
+        with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{port.number}"):
+            Port("127.0.0.1", port.number)
+        port.listen(1)
+        socket.create_connection(("127.0.0.1", port.number)).close()
+
+
+def test_a_server_starts_again_while_connections_of_the_one_before_rest() -> None:
+    """Those that a server closes first rest for a minute."""
+    number = 0
+    for _ in range(3):
+        with Port("127.0.0.1", number) as port:
+            number = port.number
+            listening = port.listen(1)
+            with socket.create_connection(("127.0.0.1", number)) as client:
+                accepted, _ = listening.accept()
+                accepted.close()
+                assert client.recv(1) == b""
 
 
 def test_localhost_is_reached_by_its_number_and_an_ipv6_address_in_brackets(

@@ -27,8 +27,14 @@ WRONG_TOKENS = {
     "malformed": "not one header of the form Bearer TOKEN",
 }
 """What can be wrong with a caller's token: as the metric calls it, and in words."""
+_NAMED = 5
+"""Principals that a line of the log names at most."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+_Entries = tuple[tuple[str, bytes], ...]
+"""What a token file holds: principals, each with the hash of a token."""
 
 
 def new_token() -> str:
@@ -43,7 +49,7 @@ def token_line(name: str, token: str) -> str:
     return f"{name} sha256:{_digest(token).hex()}"
 
 
-def read_entries(path: Path) -> tuple[tuple[str, bytes], ...]:
+def read_entries(path: Path) -> _Entries:
     """Returns the principals and the hashes of their tokens in a token file; empty lines and `#`
     comments are skipped."""
     entries = []
@@ -225,7 +231,7 @@ class Authenticator:
     def _read_again(self, path: Path) -> None:
         """Read the token file again. If it cannot be read, that is logged once and the tokens stay as
         they are."""
-        before = len(self._entries)
+        before = self._entries
         try:
             self._entries = read_entries(path)
         except UsageError as error:
@@ -234,27 +240,36 @@ class Authenticator:
                 log.error(
                     "the token file has changed, but: %s (the %s of before stay valid)",
                     error,
-                    _tokens(before),
+                    _tokens(len(before)),
                     extra={"event": "tokens"},
                 )
             return
         self.unread = ""
         self._all_valid = False
-        _log_change(before, len(self._entries))
+        _log_change(before, self._entries)
 
 
-def _log_change(before: int, now: int) -> None:
-    """Log that the token file was read again, and had and has so many tokens. Fewer are a warning:
-    they may have been revoked, or a full disk has cut the file."""
-    words = "the token file was read again: %s, %d before"
+def _log_change(before: _Entries, now: _Entries) -> None:
+    """Log that the token file was read again, how many tokens it had and has, and whose have come
+    and gone: whoever lost one of two is named, too. Fewer are a warning: they may have been revoked,
+    or a full disk has cut the file."""
+    words = f"the token file was read again: {_tokens(len(now))}, {len(before)} before"
     if not now:
         words += ": everybody is refused"
+    figures: dict[str, int | list[str]] = {"tokens": len(now), "tokens_before": len(before)}
+    for what, entries in (("gone", set(before) - set(now)), ("new", set(now) - set(before))):
+        if not entries:
+            continue
+        names = sorted({name for name, _ in entries})
+        named = figures[what] = names[:_NAMED]
+        words += f"; {what}: {', '.join(named)}"
+        if len(names) > _NAMED:
+            words += f" and {len(names) - _NAMED} more"
     log.log(
-        logging.WARNING if now < before else logging.INFO,
+        logging.WARNING if len(now) < len(before) else logging.INFO,
+        "%s",
         words,
-        _tokens(now),
-        before,
-        extra={"event": "tokens", "figures": {"tokens": now, "tokens_before": before}},
+        extra={"event": "tokens", "figures": figures},
     )
 
 

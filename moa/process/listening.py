@@ -98,9 +98,7 @@ class Port:
         family = socket.AF_INET if socket.AF_INET in families else families[0]
         self.socket = _ListeningSocket(family, socket.SOCK_STREAM)
         try:
-            if os.name == "posix":  # elsewhere it lets two programs listen on one port
-                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self.socket.bind((host, port))
+            self._bind(host, port)
         except OSError as error:
             self.socket.close()
             raise self._refusal(error) from None
@@ -110,18 +108,36 @@ class Port:
     def listen(
         self, backlog: int, exhausted: Callable[[str], None] = lambda peer: None
     ) -> socket.socket:
-        """Accept connections from now on. Of two programs that have taken a port the first to
-        listen gets it.
+        """Accept connections from now on.
 
         `exhausted` is called with the address of a connection that was refused for lack of file
         descriptors."""
         self.socket.exhausted = exhausted
         logging.getLogger("asyncio").addFilter(_is_news)  # once, however many ports there are
         try:
+            self._share()  # its connections inherit it: else those that rest keep the next start out
             self.socket.listen(backlog)
         except OSError as error:
             raise self._refusal(error) from None
         return self.socket
+
+    def _bind(self, host: str, port: int) -> None:
+        """Take the port for ourselves alone, so that nobody has it while a model is loaded. Where
+        connections of a program that has just ended still rest there, the system gives it only to
+        who shares it: of two such programs the first to listen gets it."""
+        try:
+            self.socket.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            self._share()
+            self.socket.bind((host, port))
+
+    def _share(self) -> None:
+        """Let this port be taken beside connections that rest there, and by programs that do not
+        listen."""
+        if os.name == "posix":  # elsewhere it lets two programs listen on one port
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     def url(self, scheme: str) -> str:
         """The address for clients."""

@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import tomllib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cloud_verifier.cli import parser, settings_from
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.upstream.figures import Figures
+from moa.api.errors import ApiError
 from moa.api.metrics import ApiMetrics
 from moa.process.listening import Port
 
@@ -134,6 +136,19 @@ def test_a_verifier_may_wait_for_its_engine_as_long_as_that_loads(file: str) -> 
     assert waits[0] == waits[1]
 
 
+def test_the_unit_names_the_extra_of_each_way_to_serve() -> None:
+    unit = (DEPLOY / "cloud-verifier.service").read_text()
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    for extra, of in {
+        "verifier": ".[verifier]",
+        "serve": "`serve` for --openai",
+        "gguf": "`gguf` for a GGUF file",
+        "upstream": ".[upstream]",
+    }.items():
+        assert extra in project["optional-dependencies"]
+        assert of in unit
+
+
 def test_every_way_to_deploy_names_the_operators_token_and_says_what_a_plain_port_lacks() -> None:
     composed = ("compose/sglang.yaml", "compose/vllm.yaml")
     user = f"chown -R {re.findall('USER ([0-9]+)', (DEPLOY / 'Dockerfile').read_text())[0]} "
@@ -230,7 +245,8 @@ def test_nginx_routes_the_api_by_that_key_and_never_asks_twice_for_a_slow_answer
     assert "proxy_buffering off;" in api
     assert "proxy_set_header Host $host;" in api, "which --openai-host lets in"
     for route in re.findall(r"location .*? \{(.*?)\n    \}", text, re.S):
-        assert "proxy_set_header X-Forwarded-For $remote_addr;" in route, "no client's own word"
+        if "proxy_pass" in route:
+            assert "proxy_set_header X-Forwarded-For $remote_addr;" in route, "no client's own word"
     (again,) = re.findall(r"proxy_next_upstream (.*);", api)
     assert "timeout" not in again
     name = re.findall(r"server_name (.*);", text)[0]
@@ -282,11 +298,12 @@ def replicas() -> Iterator[list[Replica]]:
         one.server_close()
 
 
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
-def test_nginx_keeps_a_conversation_on_its_replica_until_that_stops(
-    replicas: list[Replica], tmp_path: Path
-) -> None:
-    """With the file as it is, but for its addresses and TLS."""
+@pytest.fixture
+def behind_nginx(replicas: list[Replica], tmp_path: Path) -> Iterator[httpx.Client]:
+    """A client of nginx in front of the stand-ins, with the file as it is but for its addresses and
+    TLS."""
+    if shutil.which("nginx") is None:
+        pytest.skip("nginx is not installed")
     with Port("127.0.0.1", 0) as free:
         port = free.number
     text = (DEPLOY / "nginx.conf").read_text()
@@ -301,38 +318,73 @@ def test_nginx_keeps_a_conversation_on_its_replica_until_that_stops(
     )
     configuration.write_text(
         f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/error;\nevents {{}}\n"
-        f"http {{\naccess_log off;\n{temporary}\n{text}\n}}\n"
+        f"http {{\naccess_log off; client_body_buffer_size 4m;\n{temporary}\n{text}\n}}\n"
     )
     nginx = subprocess.Popen(["nginx", "-p", str(tmp_path), "-c", str(configuration)])
     try:
         _wait_for(port, nginx)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-
-            def served_by(session: str, method: str = "POST") -> str:
-                """Which replica has answered for this conversation."""
-                path = "/v1/chat/completions" if method == "POST" else "/v1/streams/chatcmpl-1"
-                answer = client.request(
-                    method,
-                    path,
-                    headers={"Authorization": "Bearer key", "X-Session-Id": session},
-                    content=b"{}",
-                )
-                assert answer.status_code == 200
-                return answer.text
-
-            first = {str(one): served_by(str(one)) for one in range(20)}
-            assert len(set(first.values())) == 2, "conversations of one key are spread"
-            assert {one: served_by(one, "GET") for one in first} == first, "a stream is resumed"
-            replicas[0].stops = True
-            stays = str(replicas[1].server_port)
-            assert {served_by(one) for one in first} == {stays}, "none sees the 503"
-            replicas[0].stops, replicas[1].stops = False, True
-            other = str(replicas[0].server_port)
-            assert {served_by(one) for one in first} == {other}, "the first is asked again at once"
-            assert client.get("/metrics").status_code in (403, 404), "it is of one replica"
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60
+        ) as client:
+            yield client
     finally:
         nginx.terminate()
         nginx.wait(timeout=60)
+
+
+def test_nginx_keeps_a_conversation_on_its_replica_until_that_stops(
+    replicas: list[Replica], behind_nginx: httpx.Client
+) -> None:
+    def served_by(session: str, method: str = "POST") -> str:
+        """Which replica has answered for this conversation."""
+        path = "/v1/chat/completions" if method == "POST" else "/v1/streams/chatcmpl-1"
+        answer = behind_nginx.request(
+            method,
+            path,
+            headers={"Authorization": "Bearer key", "X-Session-Id": session},
+            content=b"{}",
+        )
+        assert answer.status_code == 200
+        return answer.text
+
+    first = {str(one): served_by(str(one)) for one in range(20)}
+    assert len(set(first.values())) == 2, "conversations of one key are spread"
+    assert {one: served_by(one, "GET") for one in first} == first, "a stream is resumed"
+    replicas[0].stops = True
+    stays = str(replicas[1].server_port)
+    assert {served_by(one) for one in first} == {stays}, "none sees the 503"
+    replicas[0].stops, replicas[1].stops = False, True
+    other = str(replicas[0].server_port)
+    assert {served_by(one) for one in first} == {other}, "the first is asked again at once"
+    assert behind_nginx.get("/metrics").status_code in (403, 404), "it is of one replica"
+
+
+def test_what_nginx_says_by_itself_is_in_the_form_of_the_api(
+    replicas: list[Replica], behind_nginx: httpx.Client
+) -> None:
+    """Programs got a page of HTML, which their libraries could not read."""
+    most = 2 * 2**20
+    path = "/v1/chat/completions"
+    assert behind_nginx.post(path, content=b" " * most).status_code == 200, "for the API to judge"
+    refused = behind_nginx.post(path, content=b" " * (most + 1))
+    words = f"the body is longer than {most} bytes"
+    assert refused.status_code == 413
+    assert refused.json() == ApiError(413, words, code="body_too_long").body()
+    for one in replicas:
+        one.stops = True
+    passed_on = behind_nginx.post(path, content=b"{}")
+    assert passed_on.status_code == 503
+    assert passed_on.text in {str(one.server_port) for one in replicas}, "a verifier's own words"
+    for one in replicas:
+        one.server_close()
+    away = behind_nginx.post(path, content=b"{}")
+    wanted = ApiError(
+        502, "no verifier can be reached now", code="verifier_unavailable", retry_after=1.0
+    )
+    assert (away.status_code, away.json()) == (502, wanted.body())
+    assert away.headers["Retry-After"] == wanted.headers()["Retry-After"]
+    for answer in (refused, away):
+        assert answer.headers["Content-Type"] == "application/json"
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:

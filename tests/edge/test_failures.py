@@ -19,6 +19,7 @@ from edge_client.tools.emulated_network import LinkProxy
 from edge_client.turn.deadlines import Patience
 from moa.process.listening import Port
 from moa.target.torch_target import Row, Step
+from testing.ports import reserved_port
 from tests.edge import kit
 from tests.edge.test_exact import truth
 from tests.test_listening import no_free_descriptor
@@ -91,14 +92,14 @@ async def troubled(
     async def recover() -> None:
         await failing.aclose()
         await running.enter_async_context(
-            kit.verifier(dataclasses.replace(verifier_kit.SETTINGS, port=port.number))
+            kit.verifier(dataclasses.replace(verifier_kit.SETTINGS, port=port))
         )
 
-    with Port("127.0.0.1", 0) as port:  # nobody listens there
+    with reserved_port() as port:  # nobody listens there
         async with contextlib.AsyncExitStack() as running, contextlib.AsyncExitStack() as failing:
             if handler is not None:
-                failing.callback((await asyncio.start_server(talk, "127.0.0.1", port.number)).close)
-            yield f"ws://127.0.0.1:{port.number}", recover
+                failing.callback((await asyncio.start_server(talk, "127.0.0.1", port)).close)
+            yield f"ws://127.0.0.1:{port}", recover
     for writer in writers:
         writer.transport.abort()
     await asyncio.sleep(0)

@@ -22,8 +22,8 @@ from cloud_verifier import logs
 from cloud_verifier.app import Verifier
 from cloud_verifier.serving.auth import OPERATOR, new_token, token_line
 from cloud_verifier.settings import Settings
-from moa.process.listening import Port
 from testing.metrics_page import Page, look
+from testing.ports import reserved_port
 from testing.verifier import Running, verifier
 
 SOAKED = ("--slots", "32", "--openai", "0")
@@ -188,8 +188,8 @@ class Mortal(_Logged):
 @contextlib.asynccontextmanager
 async def mortal() -> AsyncIterator[Mortal]:
     """One for as long as the context lasts."""
-    with tempfile.TemporaryDirectory() as folder, Port("127.0.0.1", 0) as port:
-        made = Mortal(f"ws://127.0.0.1:{port.number}", Path(folder, "log"))
+    with tempfile.TemporaryDirectory() as folder, reserved_port() as port:
+        made = Mortal(f"ws://127.0.0.1:{port}", Path(folder, "log"))
         await made.start()
         try:
             yield made

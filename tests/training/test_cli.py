@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import load_attention
 from moa.drafters.attention.training import settings_of
-from moa.process.listening import Port
 from moa.process.memory import forget_peak
 from moa.target.loading import load_model
 from moa.training import options
@@ -28,6 +27,7 @@ from moa.training.masks import AnchorRule, Spacing, parse_spacings
 from moa.tree import MASKED
 from moa.worth import reached_at, worth
 from testing.close import assert_rounded
+from testing.ports import reserved_port
 from testing.tiny import save_tiny
 from tests.training.conftest import in_processes
 
@@ -113,10 +113,9 @@ def test_two_processes_learn_what_one_does(
     target: Path, chats: Path, tmp_path: Path, kind: tuple[str, ...]
 ) -> None:
     assert train(target, chats, tmp_path / "one", "--batch", "4", *kind) == 0
-    with Port("127.0.0.1", 0) as port:
+    with reserved_port() as port:
         ranks = [
-            partial(train_as, rank, port.number, target, chats, tmp_path / "two", *kind)
-            for rank in (0, 1)
+            partial(train_as, rank, port, target, chats, tmp_path / "two", *kind) for rank in (0, 1)
         ]
         assert in_processes(*ranks) == [0, 0]
     assert_rounded(history(tmp_path / "two"), history(tmp_path / "one"))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import json
 import logging
 from collections.abc import Iterator
 from functools import partial
@@ -12,6 +13,7 @@ import pytest
 
 from cloud_verifier.engine.loop import Workload
 from cloud_verifier.engine.schedule import Scheduler
+from cloud_verifier.logs import JsonFormatter
 from cloud_verifier.serving.admission import Admission
 from cloud_verifier.serving.auth import WRONG_TOKENS, Authenticator, new_token, token_line
 from cloud_verifier.sessions.service import Service
@@ -111,13 +113,35 @@ def test_a_reload_says_how_many_tokens_there_were_and_are(
         auth.principal([])
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert said[:3] == [
-        ("WARNING", "the token file was read again: 1 token, 2 before"),
-        ("WARNING", "the token file was read again: 0 tokens, 1 before: everybody is refused"),
-        ("INFO", "the token file was read again: 2 tokens, 0 before"),
+        ("WARNING", "the token file was read again: 1 token, 2 before; gone: bob"),
+        (
+            "WARNING",
+            "the token file was read again: 0 tokens, 1 before: everybody is refused; gone: alice",
+        ),
+        ("INFO", "the token file was read again: 2 tokens, 0 before; new: alice, bob"),
     ]
     level, line = said[3]
     assert level == "ERROR"
     assert line.endswith("(the 2 tokens of before stay valid)")
+
+
+def test_a_reload_names_some_of_many_and_never_a_hash(
+    file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("cloud_verifier"), "propagate", True)
+    caplog.set_level("INFO", "cloud_verifier")
+    auth = Authenticator(file)
+    names = ["alice", *(f"phone-{number:02}" for number in range(40))]
+    file.write_text("".join(f"{token_line(name, new_token())}\n" for name in names))
+    auth.principal([])
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "the token file was read again: 41 tokens, 2 before; gone: alice, bob;"
+        " new: alice, phone-00, phone-01, phone-02, phone-03 and 36 more"
+    )
+    told = json.loads(JsonFormatter().format(record))
+    assert told["gone"] == ["alice", "bob"], "alice has another one"
+    assert len(told["new"]) == 5
 
 
 def test_a_file_that_cannot_be_read_is_looked_at_until_it_can(

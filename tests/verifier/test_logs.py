@@ -169,18 +169,23 @@ class Disk(io.RawIOBase):
         return len(taken)
 
 
+LIBRARY = logging.getLogger("moa.api")
+
+
+@pytest.mark.parametrize("writers", [(log, log), (log, LIBRARY), (LIBRARY, log)])
 def test_lines_that_a_full_disk_did_not_take_are_counted_and_none_is_glued_to_another(
-    monkeypatch: pytest.MonkeyPatch,
+    writers: tuple[logging.Logger, logging.Logger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where one logger's line is torn, and another's is the next: both wrote on one line."""
     disk = Disk()
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(disk)))
     with configured(Limits(), "json"):
         log.info("before")
         disk.room = 10
         for number in range(3):
-            log.info("meanwhile %d", number)
+            writers[number % 2].warning("meanwhile %d", number)
         disk.room = 10**6
-        log.info("after")
+        writers[-1].warning("after")
     first, torn, *rest = disk.written.decode().splitlines()
     assert json.loads(first)["message"] == "before"
     assert len(torn) == 10
