@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, get_args
 
 from cloud_verifier import bearer_tokens, logs
-from cloud_verifier.certificate import warn_of_its_end
+from cloud_verifier.certificate import Certificate
 from cloud_verifier.logs import log
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
@@ -162,7 +162,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     # What cannot be used is said before anything is loaded, torch included.
     _ = settings.tls
     if settings.tls_cert is not None:
-        warn_of_its_end(settings.tls_cert, time.time())
+        Certificate(settings.tls_cert).warn_of_its_end(time.time())
     _check_paths(settings)
     _warn_of_clear_text(settings)
     if settings.app is not None:

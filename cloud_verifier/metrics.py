@@ -104,6 +104,10 @@ class Metrics:
             "token_file_unread",
             "Whether the token file cannot be read as it is now: nothing that was revoked in it is",
         )
+        self.certificate_end = gauge(
+            "certificate_end_time_seconds",
+            "When the certificate of the port ends, in seconds of Unix time; 0 without one",
+        )
         self.quarantined = counter(
             "quarantined_sessions", "Sessions dropped because their work failed"
         )

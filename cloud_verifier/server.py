@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Self
 
+from cloud_verifier.certificate import DAY_SECONDS, Certificate
 from cloud_verifier.engine.contract import Report
 from cloud_verifier.engine.job import Job
 from cloud_verifier.logs import log
@@ -41,6 +43,12 @@ class Server:
             hosts=(settings.host, *settings.openai_hosts),
         )
         self.transport = Transport(service, settings, self.admission)
+        self._certificate: Certificate | None = None
+        if settings.tls_cert is not None:
+            # What there is to tell of it at the start has been told before the model was loaded.
+            quiet_until = time.time() + DAY_SECONDS
+            self._certificate = Certificate(settings.tls_cert, quiet_until=quiet_until)
+            self.metrics.certificate_end.set(self._certificate.end)
         self.died = asyncio.Event()
         """Set when the engine has ended by itself: this process serves no more."""
         self._address = settings.host, settings.port
@@ -123,6 +131,9 @@ class Server:
                 self.service.sweep()
             with _goes_on():
                 self.admission.end_revoked()
+            with _goes_on():
+                if self._certificate is not None:
+                    self._certificate.warn_of_its_end(time.time())
 
     async def _tell_progress(self) -> None:
         """While the engine works: edges that hear nothing of it are to help themselves."""

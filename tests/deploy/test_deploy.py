@@ -173,6 +173,41 @@ def test_prometheus_takes_the_rules() -> None:
     )
 
 
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed")
+def test_the_end_of_a_certificate_is_an_alert_14_days_before_it_and_no_certificate_is_none(
+    tmp_path: Path,
+) -> None:
+    days = 86400
+    served = "moa_certificate_end_time_seconds"
+    alert = {
+        "exp_labels": {"severity": "warn", "instance": "soon"},
+        "exp_annotations": {
+            "summary": "The certificate that soon serves ends at 1970-01-31 00:00:00 +0000 UTC:"
+            " renew it, and restart."
+        },
+    }
+    rules = {
+        "rule_files": [str(DEPLOY / "prometheus/alerts.yml")],
+        "tests": [
+            {
+                "interval": "12h",
+                "input_series": [
+                    {"series": f'{served}{{instance="soon"}}', "values": f"{30 * days}x60"},
+                    {"series": f'{served}{{instance="late"}}', "values": f"{90 * days}x60"},
+                    {"series": f'{served}{{instance="plain"}}', "values": "0x60"},
+                ],
+                "alert_rule_test": [
+                    {"eval_time": "15d", "alertname": "MoaCertificateEnds", "exp_alerts": []},
+                    {"eval_time": "17d", "alertname": "MoaCertificateEnds", "exp_alerts": [alert]},
+                ],
+            }
+        ],
+    }
+    file = tmp_path / "rules.yml"
+    file.write_text(yaml.safe_dump(rules))
+    subprocess.run(["promtool", "test", "rules", str(file)], check=True)
+
+
 def test_the_flags_for_ray_serve_are_those_of_the_command() -> None:
     config = yaml.safe_load((DEPLOY / "ray/serve.yaml").read_text())
     flags = shlex.split(config["applications"][0]["args"]["flags"])

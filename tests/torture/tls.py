@@ -18,7 +18,7 @@ _RECORD = b"\x17\x03\x03\x00\x20" + bytes(32)
 """A TLS record of data that nobody has encrypted."""
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
+def certificate(folder: Path, days: int = 30) -> tuple[Path, Path]:
     """A certificate for localhost that signs itself, and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("makes its certificate with openssl")
@@ -32,6 +32,8 @@ def certificate(folder: Path) -> tuple[Path, Path]:
         "-pkeyopt",
         "ec_paramgen_curve:P-256",
         "-nodes",
+        "-days",
+        str(days),
         "-subj",
         "/CN=localhost",
         "-addext",

@@ -2,15 +2,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
-from cloud_verifier.certificate import warn_of_its_end
-from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
 from edge_client.serve.settings import ServeSettings
 from moa.errors import ConfigError, UsageError
@@ -161,22 +157,3 @@ def test_a_private_key_with_a_passphrase_is_refused_by_name(tmp_path: Path) -> N
     with pytest.raises(UsageError, match=r"the private key .*locked has a passphrase"):
         _ = Settings(tls_cert=chain, tls_key=locked).tls
     assert Settings(tls_cert=chain, tls_key=key).tls is not None
-
-
-@pytest.mark.parametrize(
-    ("days", "said"),
-    [(-2, "is not valid before"), (1, ""), (20, "expires on"), (40, "has expired on")],
-)
-def test_a_certificate_that_devices_refuse_is_told_at_the_start(
-    days: int, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It was served without a word, and devices answered alone."""
-    chain, _ = certificate(tmp_path)  # for 30 days
-    with caplog.at_level("WARNING", "cloud_verifier"), mock.patch.object(log, "propagate", True):
-        warn_of_its_end(chain, time.time() + days * 86400)
-    assert len(caplog.messages) == bool(said)
-    assert all(said in message for message in caplog.messages)
-
-
-def test_a_file_without_a_certificate_is_left_to_who_loads_it(tmp_path: Path) -> None:
-    warn_of_its_end(tmp_path / "nothing", time.time())
