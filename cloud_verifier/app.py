@@ -15,9 +15,9 @@ from cloud_verifier.server import Server
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.settings import Settings
-from moa import __version__
 from moa.target.identity import short_id
 from moa.tree import TreeShape
+from moa.version import running_version
 
 
 class Verifier(Server):
@@ -29,7 +29,7 @@ class Verifier(Server):
         metrics = Metrics()
         machine = served.target.machine
         metrics.info.labels(
-            version=__version__,
+            version=running_version(),
             model=settings.served_name,
             dtype=machine.dtype,
             device=machine.device,

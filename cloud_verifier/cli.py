@@ -17,7 +17,6 @@ from cloud_verifier.logs import log
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
 from cloud_verifier.stopping import Stopping, say
-from moa import __version__
 from moa.api.access import is_loopback
 from moa.cli.command_line import CommandParser, add_flags, given_fields
 from moa.cli.installed import check_installed
@@ -27,6 +26,7 @@ from moa.process.listening import Port
 from moa.process.memory import leave_out_what_is_loaded
 from moa.process.model_places import check_place
 from moa.process.user_folders import expanded
+from moa.version import running_version
 from moa.wire.limits import Limits
 
 _MODEL = {
@@ -95,7 +95,7 @@ def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
         prog="cloud-verifier",
         description="Verify drafts of many edges with one large language model.",
     )
-    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    top.add_argument("--version", action="version", version=f"%(prog)s {running_version()}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     serve = commands.add_parser(
@@ -206,7 +206,11 @@ def _serve_target(
     # Before torch is imported, which takes half a minute on a busy machine.
     log.info(
         "starting",
-        extra={"event": "start", "version": __version__, "target": settings.target or "embedded"},
+        extra={
+            "event": "start",
+            "version": running_version(),
+            "target": settings.target or "embedded",
+        },
     )
     with logs.told_while_it_lasts("importing the libraries"):
         from cloud_verifier.app import Verifier

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from export.atomic_folder import clean_up_when_ended, new_folder
 from export.kinds import choose_kinds
-from moa import __version__
 from moa.bundle import Bundle
 from moa.cli.command_line import CommandParser, given_fields
 from moa.cli.working import CLEAR, Tell, working
@@ -23,6 +22,7 @@ from moa.demo import paths
 from moa.errors import UsageError, run_cli
 from moa.process.model_places import check_place
 from moa.safe_text import safe_text
+from moa.version import running_version
 
 if TYPE_CHECKING:
     from export.build import BuildSettings
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     top = CommandParser(
         prog=PROGRAM, description="From a trained drafter to a bundle that a device runs."
     )
-    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    top.add_argument("--version", action="version", version=f"%(prog)s {running_version()}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     _add_build_options(
         commands.add_parser("build", help="export, quantize, check and pack a drafter")

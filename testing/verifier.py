@@ -15,6 +15,7 @@ from typing import IO
 
 import psutil
 
+from moa.cli.working import working
 from moa.errors import MoaError, UsageError
 
 _ROOT = Path(__file__).parents[2]
@@ -24,12 +25,18 @@ _EMULATE = ("-m", "benchmarks.kit.emulation")
 
 @dataclass(frozen=True)
 class Pair:
-    """Folders of a target and its drafter; empty ones stand for the embedded pair."""
+    """A target and its drafter, as `cloud-verifier serve` takes them; empty ones stand for the
+    embedded pair."""
 
     target: str = ""
     drafter: str = ""
     bundle: str = ""
     """The drafter as exported, by which a verifier on a CPU drafts."""
+
+    @property
+    def has_records(self) -> bool:
+        """Whether its verifier makes activation records."""
+        return bool(self.drafter) or not self.target
 
     @property
     def flags(self) -> list[str]:
@@ -100,7 +107,9 @@ def verifier(
         env=os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {}),
     )
     try:
-        line = process.stdout.readline() if process.stdout is not None else ""
+        # A real model takes minutes.
+        with working("verifier", "loading the target", at_once=False):
+            line = process.stdout.readline() if process.stdout is not None else ""
         urls = [word for word in line.split() if word.startswith("ws://")]
         if not urls:
             sys.stderr.write(Path(log.name).read_text()[-2000:] if log is not None else "")

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from moa import __version__
 from moa.cli.command_line import CommandParser
 from moa.cli.moa_edge import MAIN_MODULES, PROGRAMS, SHELLS, completion, main
+from moa.version import running_version
 
 _BASE = """
 import sys
@@ -105,9 +105,9 @@ for (module, _, function), sys.argv in {words}:
 """
     said = run(program=_BASE.removesuffix("main()\n") + each).stdout.decode()
     for one in PROGRAMS:
-        assert said.count(f"{one.name} {__version__}\n") == 2
+        assert said.count(f"{one.name} {running_version()}\n") == 2
         assert f"usage: {one.name}" in said
-    assert said.count(f"moa-edge {__version__}\n") == 1
+    assert said.count(f"moa-edge {running_version()}\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from moa.cli import installed
+from moa.version import COMMIT_FILE
 from tools.oldest import lower_bounds
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("moa", "export", "edge_client", "cloud_verifier")
 SCRATCH = (".*", "build", "dist", "runs", "*.egg-info", "__pycache__")
+COMMIT = "0123456789" * 4
 HEAVY = {"torch", "transformers", "optimum", "onnx", "onnxscript", "safetensors"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -29,10 +31,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
     """A wheel of the whole tree, tests and benchmarks beside the packages, as a user's pip would
-    build it."""
+    build it in a checkout."""
     source = tmp_path_factory.mktemp("source") / "tree"
     out = tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*SCRATCH))
+    (source / ".git").mkdir()
+    (source / ".git/HEAD").write_text(COMMIT)
     command = [
         sys.executable,
         "-m",
@@ -58,6 +62,10 @@ def test_ships_every_file_of_four_packages_and_nothing_else(wheel: zipfile.Path)
         if p.is_file() and p.suffix != ".pyc"
     }
     assert {path.relative_to(ROOT).as_posix() for path in files} <= set(wheel.root.namelist())
+
+
+def test_a_wheel_knows_the_commit_that_it_was_built_from(wheel: zipfile.Path) -> None:
+    assert (wheel / "moa" / COMMIT_FILE).read_text() == f"{COMMIT}\n"
 
 
 def test_metadata_names_the_licence_and_the_commands(wheel: zipfile.Path) -> None:

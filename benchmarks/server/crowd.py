@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from moa.cli.working import working
 from moa.wire.messages import RecordDtype
 from testing.devices import Round, Script, ScriptedDevice, scripts, together
 from testing.metrics_page import Page, look
@@ -41,15 +42,17 @@ class Run:
 
 
 async def scripts_for(url: str, count: int, options: Any) -> list[Script]:
-    """Prompts, answers and drafts as the options say."""
-    return await scripts(
-        url,
-        count,
-        length=options.prompt,
-        tokens=options.tokens,
-        rate=options.rate,
-        nodes=options.nodes,
-    )
+    """Prompts, answers and drafts as the options say. It is told while a slow target writes."""
+    doing = f"the target writes {count} answers of {options.tokens} tokens"
+    with working("benchmarks", doing, at_once=False):
+        return await scripts(
+            url,
+            count,
+            length=options.prompt,
+            tokens=options.tokens,
+            rate=options.rate,
+            nodes=options.nodes,
+        )
 
 
 async def crowd(url: str, said: Sequence[Script], records: RecordDtype = "off") -> Run:
@@ -66,12 +69,14 @@ async def crowd(url: str, said: Sequence[Script], records: RecordDtype = "off") 
         await steady.wait()
 
     devices = [ScriptedDevice(url, script, records=records, begin=begin) for script in said]
+    doing = f"{len(said)} {'client' if len(said) == 1 else 'clients'} at a time"
     async with together(devices) as tasks:
-        await ready.wait()
-        before = await look(url)
-        steady.set()
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        after = await look(url)
+        with working("benchmarks", doing, at_once=False):
+            await ready.wait()
+            before = await look(url)
+            steady.set()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            after = await look(url)
     heard = [device.rounds[1:] for device in devices]  # without the one in which the prompt ran
     began = max(rounds[0].sent for rounds in heard)
     until = min(rounds[-1].read for rounds in heard)

@@ -23,14 +23,20 @@ _ROOM = 512
 """Tokens of the context that the crowd's own sessions may need."""
 _HANG = 900.0
 """Seconds after which a prompt that is not read counts as a hang."""
-_WAYS: tuple[RecordDtype, ...] = ("off", "int8")
+
+
+def _ways(pair: Pair) -> tuple[RecordDtype, ...]:
+    """With records off and on, if there are any."""
+    return ("off", "int8") if pair.has_records else ("off",)
 
 
 async def measure_records(pair: Pair, options: Any) -> Figures:
     """The same clients with records off and on, in turns, at the fewest and the most clients."""
     most = max(options.clients)
     kinds = [
-        (clients, dtype) for clients in sorted({min(options.clients), most}) for dtype in _WAYS
+        (clients, dtype)
+        for clients in sorted({min(options.clients), most})
+        for dtype in _ways(pair)
     ]
     waits: dict[tuple[int, str], list[float]] = {kind: [] for kind in kinds}
     with verifier(f"--slots={most + 1}", pair=pair) as running:
@@ -72,7 +78,9 @@ async def measure_prompt(pair: Pair, options: Any) -> Figures:
     room = options.long + _ROOM
     flags = (f"--slots={most + 2}", f"--max-context-tokens={room}", f"--max-prompt-tokens={room}")
     kinds = [
-        (clients, dtype) for clients in sorted({min(options.clients), most}) for dtype in _WAYS
+        (clients, dtype)
+        for clients in sorted({min(options.clients), most})
+        for dtype in _ways(pair)
     ]
     alone: dict[tuple[int, str], list[list[float]]] = {kind: [] for kind in kinds}
     beside: dict[tuple[int, str], list[list[float]]] = {kind: [] for kind in kinds}

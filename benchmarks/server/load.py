@@ -1,7 +1,8 @@
 """How the verifier behaves under load, over real websockets, against a `cloud-verifier serve` in
 its own process.
 
-Without --target or --random the embedded pair is served. Drafts are chains whose tokens are right
+Without --target or --random the embedded pair is served. Without --drafter a target of your own
+makes no activation records, and is measured without. Drafts are chains whose tokens are right
 with a stated probability (`--rate`), because the verifier is measured; every text is compared with
 the target's own.
 """
@@ -19,6 +20,7 @@ from benchmarks.kit.options import one_of
 from benchmarks.kit.progress import steps
 from benchmarks.server import latency, throughput, wire_bytes
 from moa.errors import UsageError
+from moa.process.model_places import check_place
 from testing.verifier import Pair, random_pair
 
 Figures = dict[str, Any]
@@ -52,9 +54,9 @@ class Options:
     scenarios: tuple[str, ...] = one_of(tuple(SCENARIOS), SCENARIOS)
     """Scenarios, in this order."""
     target: str = ""
-    """Folder of the target; by default the embedded one."""
+    """Folder, hub id or GGUF file of the target; by default the embedded one."""
     drafter: str = ""
-    """Folder of its drafter."""
+    """Folder of its drafter, for activation records."""
     random: str = ""
     """A random target instead, HIDDENxLAYERS."""
     clients: tuple[int, ...] = (1, 4, 16)
@@ -75,6 +77,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.tokens < 2:
             raise UsageError("--tokens must be at least 2")
+        check_place("--target", self.target)
+        check_place("--drafter", self.drafter)
 
 
 async def measure(options: Options) -> Figures:

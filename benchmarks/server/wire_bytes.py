@@ -23,7 +23,7 @@ async def measure(pair: Pair, options: Any) -> Figures:
     rows = []
     with verifier(pair=pair) as running:
         (said,) = await scripts_for(running.url, 1, options)
-        for dtype in _PRECISIONS:
+        for dtype in _PRECISIONS if pair.has_records else _PRECISIONS[:1]:
             async with client(running.url) as edge:
                 session = await edge.start(
                     said.ids, max_new_tokens=options.tokens, ignore_eos=True, records=dtype

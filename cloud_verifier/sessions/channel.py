@@ -15,8 +15,8 @@ from cloud_verifier.sessions.budgets import FRAMES, REFUSALS, Meter
 from cloud_verifier.sessions.outbox import CloseConnection, Outbox
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.sessions.session import BYTES_PER_TOKEN, Output, ServerSession, message_bytes
-from moa import __version__
 from moa.grammar.matcher import MATCHER_BYTES, Matcher
+from moa.version import running_version
 from moa.wire.codec import check, decode_client, wire_limits
 from moa.wire.codes import CloseCode, Code, Refusal
 from moa.wire.limits import Limits
@@ -399,7 +399,7 @@ def answer_hello(
     return Welcome(
         version=version,
         features=features,
-        server=f"cloud-verifier/{__version__}",
+        server=f"cloud-verifier/{running_version()}",
         instance=instance,
         tokenizer=facts.tokenizer,
         target=facts.target,

@@ -22,13 +22,13 @@ from cloud_verifier.upstream.engine import UpstreamEngine
 from cloud_verifier.upstream.figures import Figures
 from cloud_verifier.upstream.spending import Prices, Spending, in_words
 from cloud_verifier.upstream.watch import Watch
-from moa import __version__
 from moa.bundle import Bundle
 from moa.errors import UsageError
 from moa.grammar.matcher import GrammarCompiler
 from moa.process.secret_files import exposed
 from moa.safe_text import safe_line
 from moa.tokenizer_file import read_tokenizer
+from moa.version import running_version
 
 KEY_VARIABLE = "MOA_UPSTREAM_KEY"
 _SESSIONS = 4096
@@ -221,7 +221,7 @@ class UpstreamVerifier(Server):
         info = self.metrics.info
         info.clear()
         info.labels(
-            version=__version__,
+            version=running_version(),
             model=self.upstreams.model,
             dtype="",
             device="upstream",

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 
-from moa import __version__
 from moa.cli.command_line import CommandParser
 from moa.errors import run_cli
 from moa.process import watch
+from moa.version import running_version
 
 _COMMANDS = {
     "generate": "answer one prompt",
@@ -54,7 +54,7 @@ def parser(words: Collection[str] = tuple(_COMMANDS)) -> argparse.ArgumentParser
         prog="edge-client",
         description="A large language model that keeps answering when the network does not.",
     )
-    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    top.add_argument("--version", action="version", version=f"%(prog)s {running_version()}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     for name, says in _COMMANDS.items():
         command = commands.add_parser(name, help=says)

@@ -15,11 +15,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from moa import __version__
 from moa.cli import up
 from moa.cli.command_line import CommandParser
 from moa.cli.working import working
 from moa.errors import how_to_install, run_cli
+from moa.version import running_version
 
 SHELLS = ("bash", "zsh", "fish")
 MAIN_MODULES = {"verifier": "torch", "train": "torch", "export": "onnxscript"}
@@ -104,7 +104,7 @@ def parser(installed: Collection[str] = ()) -> argparse.ArgumentParser:
         epilog="Each has a --help of its own. Start with: moa-edge up (everything on this machine), "
         "edge-client chat --offline (this device alone), or edge-client demo (with an emulated link)",
     )
-    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    top.add_argument("--version", action="version", version=f"%(prog)s {running_version()}")
     top.commands_elsewhere = _commands_of_programs
     commands = top.add_subparsers(dest="command", metavar="PROGRAM")
     for program in PROGRAMS:

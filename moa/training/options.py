@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moa import __version__
 from moa.cli.command_line import CommandParser, given_fields
 from moa.errors import UsageError
+from moa.version import running_version
 
 if TYPE_CHECKING:
     from moa.training.config import TrainingConfig
@@ -62,7 +62,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[argparse.Action]]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    top.add_argument("--version", action="version", version=f"%(prog)s {running_version()}")
     top.add_argument("target", help="folder or hub id of the target model")
     top.add_argument(
         "--data",

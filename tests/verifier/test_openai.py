@@ -33,11 +33,11 @@ from cloud_verifier.sessions.slots import SlotShares
 from cloud_verifier.settings import Settings
 from edge_client.device import Device
 from edge_client.serve.endpoint import model_name as edge_model_name
-from moa import __version__
 from moa.chat import template
 from moa.errors import UsageError
 from moa.process.listening import Port
 from moa.target.identity import short_id
+from moa.version import running_version
 from moa.wire import ClientSession, Limits
 from moa.wire.events import Advanced, Ready
 from moa.wire.messages import ClientMessage, Error, Opened
@@ -646,7 +646,7 @@ async def test_the_operators_page_reads_the_metrics(both: Both) -> None:
         assert name in offered | declared, name
     (served,) = (line for line in metrics.splitlines() if line.startswith("moa_info{"))
     assert f'model="{MODEL}"' in served
-    assert f'version="{__version__}"' in served
+    assert f'version="{running_version()}"' in served
     assert f'computes="{short_id(verifier.service.facts.computes)}"' in served
     assert 'computes=""' not in served
 
