@@ -21,7 +21,7 @@ from moa.wire.codes import Code
 from moa.wire.limits import Limits
 from tools.api import api_page
 from tools.prose import wrapped
-from tools.readme import PARSERS, programs, rendered
+from tools.readme import LEAD, PARSERS, programs, rendered, results_page
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -77,6 +77,14 @@ def test_generated_parts_are_current() -> None:
     """So whatever makes them makes the same."""
     stale = [path.name for path, text in rendered(ROOT) if path.read_text(encoding="utf-8") != text]
     assert not stale, f"run `make docs` and commit {stale}"
+
+
+def test_results_begin_with_the_pair_that_people_have(tmp_path: Path) -> None:
+    names = ("capacity", "real_crowd", LEAD[1], LEAD[0])
+    for name in names:
+        (tmp_path / f"{name}.md").write_text(f"Of {name}.\n", encoding="utf-8")
+    page = results_page(sorted(tmp_path.glob("*.md")), [])
+    assert re.findall(r"^Of (\w+)", page, re.MULTILINE) == [LEAD[0], LEAD[1], *names[1::-1]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())

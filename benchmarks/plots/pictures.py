@@ -90,6 +90,34 @@ def _winners(result: Result, title: str) -> Figure:
     return figure
 
 
+@picture("a-real-pair-after-the-cut", "real_cuts")
+def a_real_pair_cut(result: Result) -> Figure:
+    """Problems that are solved against the token at which the link dies: a device with the 0.5B
+    sibling of a 1.5B target, and an API client."""
+    figure, (axis,) = axes(width=7.5)
+    problems = result["problems"]
+    cuts = list(result["client"])
+    at = range(len(cuts))
+    series = {
+        f"device: {way}": [100 * of_way[cut]["right"] / of_way[cut]["of"] for cut in cuts]
+        for way, of_way in result["ways"].items()
+        if all(of_way[cut]["of"] for cut in cuts)
+    }
+    series["API client"] = [100 * result["client"][cut] / problems for cut in cuts]
+    target = 100 * result["target"] / problems
+    axis.plot(at, [target] * len(cuts), label="target", color=colour("target"), linestyle="--")
+    lines(axis, at, series)
+    axis.set_xticks(at, cuts)
+    axis.set(
+        title="A pair of 1.5B and 0.5B: HumanEval when the link dies for good",
+        xlabel="tokens of the target before the link died",
+        ylabel=f"solved, % of {problems}",
+        ylim=(-2, 103),
+    )
+    axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
 @picture("accuracy-after-the-cut", "client_offline")
 def client_cuts(result: Result) -> Figure:
     """Right answers against the token at which the link dies: the device with records, without, and
