@@ -9,9 +9,11 @@ the next one that is written says how many were dropped.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
+import stat
 import sys
 import textwrap
 import time
@@ -187,8 +189,8 @@ class ToStandardError(logging.Handler):
         super().__init__()
         self._lost = 0
         """Lines that could not be written since the last one that could."""
-        self._is_torn = False
-        """Whether only the beginning of a line was written."""
+        self._is_torn = _begins_behind_half_a_line()
+        """Whether only the beginning of a line was written, by this process or the one before it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """One line."""
@@ -205,7 +207,10 @@ class ToStandardError(logging.Handler):
     def _write(self, text: str) -> None:
         """Write lines without a buffer: one that could not be written would hold them, and later
         give out a part of them."""
-        raw = getattr(getattr(sys.stderr, "buffer", None), "raw", None)
+        buffer = getattr(sys.stderr, "buffer", None)
+        # With PYTHONUNBUFFERED, as a service has it, the one is the other: of a line that is written
+        # in part the text's own stream would drop the rest without a word.
+        raw = buffer if isinstance(buffer, io.RawIOBase) else getattr(buffer, "raw", None)
         if raw is None:  # some other stream in its place
             sys.stderr.write(text)
             sys.stderr.flush()
@@ -220,6 +225,20 @@ class ToStandardError(logging.Handler):
             if written:
                 self._is_torn = not rest[:written].endswith(b"\n")
             rest = rest[written:]
+
+
+def _begins_behind_half_a_line() -> bool:
+    """Whether standard error is a file whose last line has no end, as a process leaves it that a full
+    disk has stopped."""
+    try:
+        descriptor = sys.stderr.fileno()
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return False
+        with open(f"/dev/fd/{descriptor}", "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except (AttributeError, OSError, ValueError):  # no file, an empty one, or none of ours to read
+        return False
 
 
 def _lost_lines(record: logging.LogRecord, count: int) -> logging.LogRecord:

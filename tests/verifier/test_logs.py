@@ -8,6 +8,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,16 +170,35 @@ class Disk(io.RawIOBase):
         return len(taken)
 
 
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="reads what it writes to by /dev/fd")
+@pytest.mark.parametrize(("left", "lines"), [("half a li", 2), ("a line\n", 2), ("", 1)])
+def test_a_log_goes_on_in_a_line_of_its_own_where_another_process_has_left_half_a_line(
+    left: str, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "log"
+    file.write_text(left)
+    with file.open("a") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with configured(Limits(), "json"):
+            log.warning("restarted")
+    said = file.read_text().splitlines()
+    assert len(said) == lines
+    assert json.loads(said[-1])["message"] == "restarted"
+
+
 LIBRARY = logging.getLogger("moa.api")
 
 
+@pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize("writers", [(log, log), (log, LIBRARY), (LIBRARY, log)])
 def test_lines_that_a_full_disk_did_not_take_are_counted_and_none_is_glued_to_another(
-    writers: tuple[logging.Logger, logging.Logger], monkeypatch: pytest.MonkeyPatch
+    writers: tuple[logging.Logger, logging.Logger], buffered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where one logger's line is torn, and another's is the next: both wrote on one line."""
+    """Also where one logger's line is torn, and another's is the next, and with PYTHONUNBUFFERED,
+    as a service has it: the next stood on the same line."""
     disk = Disk()
-    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(disk)))
+    binary: Any = io.BufferedWriter(disk) if buffered else disk
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(binary, write_through=not buffered))
     with configured(Limits(), "json"):
         log.info("before")
         disk.room = 10
