@@ -28,6 +28,7 @@ from operator import mul
 from typing import NamedTuple
 
 from moa.speculation.cost import Cost
+from moa.speculation.ledger import Ledger
 from moa.speculation.tuning import (
     AGAIN,
     FEW,
@@ -205,9 +206,8 @@ class Policy:
         """Plan drafts within this shape, the largest that one may have, before any was measured.
         `varies` says that forwards of one size take different times by themselves, and not only
         beside other programs, because memory does not hold all weights. Then their means are what
-        counts, and not the fastest ones; and as each forward leaves other weights in memory, plain
-        decoding is measured by many rounds in a row: one round behind drafts finds little there."""
-        self._varies = varies
+        counts, and not the fastest ones; and as each forward leaves other weights in memory, a
+        `Ledger` counts what drafts cost behind their own round."""
         self._shape = shape
         self._depths = _depths_up_to(shape.depth)
         """Depths to choose from."""
@@ -232,6 +232,9 @@ class Policy:
         self._width = 1.0 if shape.breadth == 1 else 2.0
         """Nodes of a level, on average."""
 
+        self._ledger = Ledger() if varies else None
+        """What drafts cost beyond their own round."""
+
         # When to decide and to measure again. All are numbers of rounds.
         self._now = 0
         """Rounds so far."""
@@ -240,10 +243,6 @@ class Policy:
         self._latest_plain = 0
         """The latest round without a draft."""
         self._plain_rounds = 0
-        self._plain_run = 0
-        """Of these so many in a row, up to now."""
-        self._plain_runs = 0
-        """How often plain decoding was measured again while drafts paid."""
         self._latest_draft = 0
         """The latest round with a draft."""
         self._draft_rounds = 0
@@ -279,14 +278,17 @@ class Policy:
             return depths
         self._now += 1
         plain_seconds = self._forward.seconds(len(texts) + beside)
-        if self._now < self._review or not plain_seconds or self._plain_run_goes_on:
+        if self._now < self._review or not plain_seconds:
+            return depths
+        deepest = self._shape.depth if self._ledger is None else self._ledger.deepest
+        if not deepest:
             return depths
         missed = {place: tokens for place, tokens in enumerate(unread) if tokens is not None}
         reading = self._seconds_to_read(missed)
         best = self._decide(texts, reading, beside, plain_seconds, worth or [1.0] * len(texts))
         self._latest = _Decision(texts=len(texts), beside=beside, rate=best.rate)
         for place in self._without_long_reading(best.places, missed, reading, plain_seconds):
-            depths[place] = best.depth
+            depths[place] = min(best.depth, deepest)
             texts[place].trial = self._now >= texts[place].due
             if texts[place].trial:
                 texts[place].accepted.forget()
@@ -303,13 +305,11 @@ class Policy:
         """Decide on the depth of drafts, and which texts should draft to it: what is best by all
         that is known, or in some rounds what is to be measured again."""
         if self._plain_is_to_be_measured():
-            self._plain_runs += 1
             return _Best(rate=len(texts) / plain_seconds)
         best = self._best(texts, reading, beside, plain_seconds, worth)
         if best.depth:
             self._probe_after = AGAIN
             return best
-        self._plain_runs = 0
         self._review = self._now + FEW
         if not self._probe_is_due(reading, plain_seconds):
             return best
@@ -325,16 +325,7 @@ class Policy:
 
     def _plain_is_to_be_measured(self) -> bool:
         """Whether this round should be plain, to learn whether plain decoding has become faster."""
-        rounds = self._now - self._latest_plain
-        if not self._varies:
-            return rounds > min(AGAIN, FEW * self._plain_rounds)
-        return rounds > min(AGAIN << self._plain_runs, LONGEST)
-
-    @property
-    def _plain_run_goes_on(self) -> bool:
-        """Whether plain decoding is being measured, where that takes many rounds."""
-        is_begun = self._plain_run > 0 or not self._draft_rounds
-        return self._varies and is_begun and self._plain_run < RETRY
+        return self._now - self._latest_plain > min(AGAIN, FEW * self._plain_rounds)
 
     def _probe_is_due(self, reading: dict[int, float], plain_seconds: float) -> bool:
         """Whether to draft one level although plain decoding seems best, to learn whether drafting
@@ -497,20 +488,33 @@ class Policy:
         """Learn from a round: from its drafts, none if it was plain, how deep they are accepted,
         and from its times what forward and drafting cost."""
         self._forward.observe(ran.tokens, ran.forward_seconds)
+        if self._ledger is not None:
+            self._count(self._ledger, drafts, ran)
         if not drafts:
             self._plain_rounds += 1
-            self._plain_run += 1
             self._latest_plain = self._now
             return
         self._latest_draft = self._now
         self._draft_rounds += 1
-        self._plain_run = 0
         levels = max(1, *(draft.levels for draft in drafts))
         self._learn_levels(len(drafts), levels, ran.draft_seconds)
         for draft in drafts:
             if draft.levels:
                 self._width += WEIGHT_IF_SLOWER * (draft.nodes / draft.levels - self._width)
             draft.text.add(self._now, draft.asked, draft.levels, draft.accepted)
+
+    def _count(self, ledger: Ledger, drafts: Sequence[Drafted], ran: RoundTime) -> None:
+        """Count what a round has won, and how long it took; that of one with several texts, or with
+        other work beside them, as if it had been over a single token without drafts."""
+        without_drafts = ran.tokens - sum(draft.nodes for draft in drafts)
+        single = self._forward.seconds(1) / self._forward.seconds(without_drafts)
+        seconds = single * (ran.forward_seconds + ran.draft_seconds)
+        if not drafts:
+            ledger.plain(seconds)
+            return
+        levels = max(draft.asked for draft in drafts)
+        accepted = sum(draft.accepted for draft in drafts)
+        ledger.drafted(levels, 1 + accepted / self._latest.texts, seconds)
 
     def _learn_levels(self, texts: int, levels: int, seconds: float) -> None:
         """Learn what levels cost from a draft of so many levels for so many texts. Only the seconds
