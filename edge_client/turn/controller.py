@@ -36,8 +36,6 @@ _SERVER_DEPTH = 4
 """Levels that the server is taken to draft before its pace was measured."""
 _SERVER_ROUND = 1.3
 """What a round of the server takes, as a multiple of its forward: drafting is a small part of it."""
-_KEEP = 0.95
-"""Weight that older answers keep in the acceptance when another one comes."""
 _PRIOR_GUESSES = 4.0
 """Guesses that the prior of the streak counts as."""
 _PRIOR_FORWARDS = 4.0
@@ -156,9 +154,7 @@ class Controller:
     """The longest wait of late for the first text of an engine behind the verifier, in seconds."""
     usefulness: Usefulness = field(default_factory=Usefulness)
     """Whether guesses are of use to a server that drafts."""
-    acceptance: LevelRates = field(
-        default_factory=lambda: LevelRates([_PRIOR_ACCEPTANCE] * DEPTHS, _KEEP)
-    )
+    acceptance: LevelRates = field(default_factory=lambda: LevelRates([_PRIOR_ACCEPTANCE] * DEPTHS))
     """How often a level of guesses is right."""
     server_acceptance: float = _PRIOR_SERVER_ACCEPTANCE
     """How often a level of the server's drafts is right; of use until its pace is measured."""
@@ -174,7 +170,7 @@ class Controller:
         if tree:
             self.streak = _streak(sum(tree) / len(tree))
             prior = [tree[min(level, len(tree) - 1)] for level in range(DEPTHS)]
-            self.acceptance = LevelRates(prior, _KEEP)
+            self.acceptance = LevelRates(prior)
 
     def begin(self) -> None:
         """Begin a turn, maybe with text of another kind: acceptance in code says little about

@@ -22,17 +22,23 @@ from itertools import accumulate
 from math import log2
 
 from moa.speculation.tuning import (
+    FEW,
     GROUPS_PER_OCTAVE,
-    LEAST_EXPLAINED,
     LOADING,
+    MARGIN,
     OUTLIER,
-    UNMEASURED_SLOPE,
     WEIGHT_IF_FASTER,
     WEIGHT_IF_SLOWER,
 )
 
 _LEAST_SECONDS = 1e-9
 """A forward takes at least this, also by a clock that stands still: no estimate may be 0."""
+_UNMEASURED_SLOPE = (MARGIN - 1) / FEW
+"""Seconds of one more token, as a share of the forward's, until two sizes were measured: a few more
+are too cheap to forbid that they are tried."""
+_LEAST_EXPLAINED = 1 / FEW
+"""The least share of the variance of samples of like size that query-key pairs must explain (r^2),
+or the price of a pair is 0: short contexts would extrapolate noise to long ones."""
 
 
 def attention_pairs(rows: Iterable[tuple[int, int]]) -> float:
@@ -59,7 +65,7 @@ class Cost:
     def __init__(self, prior: float = 0.0, *, cautious: bool = False, mean: bool = False) -> None:
         """`prior` are the seconds of a forward of one token before anything was measured; 0: not
         known. With `cautious` all time counts as the tokens' until two sizes were measured; else
-        one more token is taken to cost 1 %, so that it is tried. With `mean` the estimates are
+        one more token is taken to cost next to nothing, so that it is tried. With `mean` the estimates are
         plain means, the first sample of a size among them: for times in which waiting for others
         counts."""
         self._cautious = cautious
@@ -188,7 +194,7 @@ class Cost:
         if self._pairs_by_seconds <= 0:
             return 0.0
         explained = self._pairs_by_seconds**2
-        if explained < LEAST_EXPLAINED * self._pairs_squared * self._seconds_squared:
+        if explained < _LEAST_EXPLAINED * self._pairs_squared * self._seconds_squared:
             return 0.0
         return self._pairs_by_seconds / self._pairs_squared
 
@@ -206,4 +212,4 @@ class Cost:
             return (self._seconds[-1] - self._seconds[0]) / (self._sizes[-1] - self._sizes[0])
         if self._cautious:
             return self._seconds[-1] / self._sizes[-1]
-        return self._seconds[-1] * UNMEASURED_SLOPE
+        return self._seconds[-1] * _UNMEASURED_SLOPE

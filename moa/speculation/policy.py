@@ -34,9 +34,7 @@ from moa.speculation.tuning import (
     FEW,
     GROUPS_PER_OCTAVE,
     HOPE,
-    KEEP,
     LONGEST,
-    LONGEST_READING,
     MARGIN,
     PRIOR,
     PRIOR_WEIGHT,
@@ -52,10 +50,9 @@ class LevelRates:
     less; so a level that was not tried for a while is expected to do as the prior again, or as the
     level before if that does better."""
 
-    def __init__(self, prior: Sequence[float] | LevelRates, keep: float = KEEP) -> None:
+    def __init__(self, prior: Sequence[float] | LevelRates) -> None:
         """`prior` is by level, or the rates of others, which may change."""
         self._prior = prior
-        self._keep = keep
         self.forget()
 
     def forget(self) -> None:
@@ -74,11 +71,12 @@ class LevelRates:
     def add(self, reached: int, levels: int) -> None:
         """Count a draft that was to have `levels` levels and reached `reached` of them. A level
         counts as tried if the one before it was reached."""
+        keep = 1 - WEIGHT_IF_SLOWER
         for level in range(len(self)):
             was_tried = level <= reached and level < levels
             was_reached = was_tried and level < reached
-            self._tried[level] = self._keep * self._tried[level] + was_tried
-            self._reached[level] = self._keep * self._reached[level] + was_reached
+            self._tried[level] = keep * self._tried[level] + was_tried
+            self._reached[level] = keep * self._reached[level] + was_reached
         self._chances = []
         self._totals = []
 
@@ -345,7 +343,7 @@ class Policy:
         """Yield the places of the texts that draft now, out of those that should.
 
         A drafter must first read the tokens of a text that it has `missed`, and all texts of the
-        round wait for that. So texts whose reading takes too long together draft in a later round.
+        round wait for that. So texts that together need more than a plain round for it draft later.
         The first text that needs reading always gets it; alone, as long as nobody has measured what
         reading takes.
         """
@@ -355,7 +353,7 @@ class Policy:
             if missed[place]:
                 stalled += reading[place]
                 readers += 1
-                is_long = stalled > LONGEST_READING * plain_seconds or not self._readings
+                is_long = stalled > plain_seconds or not self._readings
                 if readers > 1 and is_long:
                     continue
             yield place

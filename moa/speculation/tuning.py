@@ -9,22 +9,17 @@ from __future__ import annotations
 WEIGHT_IF_FASTER = 0.3
 """Weight of a sample that took less than was estimated; also of one in the time of reading."""
 WEIGHT_IF_SLOWER = 0.05
-"""Weight of a sample that took more; also of one in plain means. Other load makes forwards slower,
-never faster, so an estimate of seconds follows the fastest tenth or so."""
+"""Weight of a sample that took more; also of one in plain means, and of a draft in its text's
+acceptance. Other load makes forwards slower, never faster, so an estimate of seconds follows the
+fastest tenth or so."""
 OUTLIER = 2.0
 """A sample counts as at most this many times the estimate, for a machine that slept says nothing of
 forwards; and the estimate is at most this many times the latest sample, for one that was measured
 asleep would not be tried again."""
 GROUPS_PER_OCTAVE = 2
 """Sizes that are told apart between two powers of two; also depths of drafts."""
-UNMEASURED_SLOPE = 0.01
-"""Seconds of one more token, as a share of the forward's, until two sizes were measured: what was
-not measured is cheap, so that it is tried."""
 LOADING = 12
 """Fetching a session's keys and values costs about as much as so many tokens attending to them."""
-LEAST_EXPLAINED = 0.2
-"""The least share of the variance of samples of like size that query-key pairs must explain (r^2),
-or the price of a pair is 0: short contexts would extrapolate noise to long ones."""
 
 # ---- whether a draft pays
 
@@ -38,8 +33,6 @@ HOPE = 0.8
 PRIOR_WEIGHT = 3
 """Drafts that what others say of a text counts as; and so many first drafts of it say something of
 others, for later ones are of texts that drafts do well for."""
-KEEP = 0.93
-"""Weight that older drafts keep in the acceptance when another one comes."""
 
 # ---- when to try and to measure again
 
@@ -54,7 +47,3 @@ changed. That is one plain round, or one level drafted against the estimate; the
 as many rounds each time."""
 LONGEST = FEW * AGAIN
 """Plain rounds before a trial or a probe, at most."""
-LONGEST_READING = 0.5
-"""Seconds that the drafter may read in one round for several texts, as a share of a plain round:
-all texts of the batch wait for that. With less a crowd that asks at once waits for its drafts: with
-an eighth it is 10 to 20 % slower."""
