@@ -1,8 +1,12 @@
 """The numbers of `moa.speculation.cost` and `moa.speculation.policy`. All others follow from these.
-What each is worth is measured in docs/decisions/0023-one-cost-one-policy.md.
+What each is worth is measured in docs/decisions/0023 and 0038.
 """
 
 from __future__ import annotations
+
+FEW = 8
+"""So many of anything say something: rounds, drafts, nodes. The first drafts of a process may take
+so many times as long as later ones."""
 
 # ---- what a forward costs, and a level of drafting
 
@@ -36,9 +40,6 @@ others, for later ones are of texts that drafts do well for."""
 
 # ---- when to try and to measure again
 
-FEW = 8
-"""So many of anything say something: rounds, drafts, nodes. The first drafts of a process may take
-so many times as long as later ones."""
 RETRY = 2 * FEW
 """Plain rounds of a text between its first trial and the next."""
 AGAIN = FEW * FEW
