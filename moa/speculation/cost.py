@@ -65,9 +65,9 @@ class Cost:
     def __init__(self, prior: float = 0.0, *, cautious: bool = False, mean: bool = False) -> None:
         """`prior` are the seconds of a forward of one token before anything was measured; 0: not
         known. With `cautious` all time counts as the tokens' until two sizes were measured; else
-        one more token is taken to cost next to nothing, so that it is tried. With `mean` the estimates are
-        plain means, the first sample of a size among them: for times in which waiting for others
-        counts."""
+        one more token is taken to cost next to nothing, so that it is tried. With `mean` the
+        estimates are plain means, the first sample of a size among them: for times in which waiting
+        for others counts."""
         self._cautious = cautious
         self._mean = mean
         self._groups: dict[int, _Group | None] = {}

@@ -1,16 +1,20 @@
 """What drafts win or lose by the clock where memory does not hold all weights. Pure: no clock.
 
-There a forward over a draft pushes weights out of memory that the plain rounds behind it need. So what a draft costs
-is seen only behind it, and forwards by their size do not tell. For the same reason plain decoding is measured where
-it has gone on for a while.
+There a forward over a draft pushes weights out of memory that the plain rounds behind it need. So
+what a draft costs is seen only behind it, and seconds by the size of a forward do not tell.
 
     ledger = Ledger()
-    depth = min(depth, ledger.deepest)       # before a round; 0: decode plainly
-    ledger.drafted(depth, rounds, seconds)   # after it: it won what so many plain rounds would have won
-    ledger.plain(seconds)                    # or after a plain one
+    depth = min(depth, ledger.deepest)      # before a round; 0: decode plainly
+    ledger.drafted(depth, rounds, seconds)  # after it: so many plain rounds would have won as much
+    ledger.plain(seconds)                   # or after a plain one
 
-A first draft has one level, and others at most twice as many as have not lost. Behind a draft that is deeper than any
-before come plain rounds, until those show what it has cost. What is lost is earned back before the next trial.
+* Plain decoding is measured first, and only by rounds that are not behind drafts.
+* Drafts in a row are judged together: by their seconds, and by what the plain rounds behind them
+  took beyond others, beside the seconds of plain rounds for the same tokens.
+* A trial is a draft that is deeper than any that has not lost: of one level at first, then of twice
+  as many each time. Behind it come plain rounds, until they show what it has cost.
+* What was lost is earned back before the next trial: so trials take a small share of all time.
+* Drafts that won once and lose now end within a few rounds. Then one level is a trial again.
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ class Ledger:
         self._behind = 0
         """Plain rounds behind them."""
         self._behind_seconds = 0.0
-        """More than these would have taken elsewhere."""
+        """More than these would have taken if they were not behind drafts."""
 
     @property
     def deepest(self) -> int:
@@ -88,7 +92,7 @@ class Ledger:
             return
         self._behind += 1
         self._behind_seconds += seconds - self._plain_seconds
-        # Unless it is clear before that all of these together will not cost what the drafts won.
+        # Fewer rounds do if, by these, all of them will not cost what the drafts have won.
         expected = self._behind_seconds * FEW / self._behind
         if self._behind < FEW and (not self._levels or expected > -self._lost_seconds):
             return

@@ -44,6 +44,9 @@ from moa.speculation.tuning import (
 )
 from moa.tree import TreeShape
 
+_KEEP = 1 - WEIGHT_IF_SLOWER
+"""Weight that older drafts keep in the acceptance when another one comes."""
+
 
 class LevelRates:
     """How often each level of a draft was reached, if the level before was. Older rounds count
@@ -71,12 +74,11 @@ class LevelRates:
     def add(self, reached: int, levels: int) -> None:
         """Count a draft that was to have `levels` levels and reached `reached` of them. A level
         counts as tried if the one before it was reached."""
-        keep = 1 - WEIGHT_IF_SLOWER
         for level in range(len(self)):
             was_tried = level <= reached and level < levels
             was_reached = was_tried and level < reached
-            self._tried[level] = keep * self._tried[level] + was_tried
-            self._reached[level] = keep * self._reached[level] + was_reached
+            self._tried[level] = _KEEP * self._tried[level] + was_tried
+            self._reached[level] = _KEEP * self._reached[level] + was_reached
         self._chances = []
         self._totals = []
 

@@ -1,4 +1,4 @@
-"""What drafts cost behind their own round, and what follows: by hand, a plain round taking a second."""
+"""What drafts cost behind their own round, and what follows. A plain round takes a second here."""
 
 from __future__ import annotations
 
