@@ -1,5 +1,5 @@
-"""The numbers of `moa.speculation.cost` and `moa.speculation.policy`. All others follow from these.
-What each is worth is measured in docs/decisions/0023 and 0038.
+"""The numbers of `moa.speculation.cost`, `policy` and `ledger`. All others follow from these. What
+each is worth: docs/decisions/0023 and 0038, and `python -m tests.speculation.sweep`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ so many times as long as later ones."""
 
 # ---- what a forward costs, and a level of drafting
 
-WEIGHT_IF_FASTER = 0.3
-"""Weight of a sample that took less than was estimated; also of one in the time of reading."""
+WEIGHT_IF_FASTER = 2 / FEW
+"""Weight of a sample that took less than was estimated, so that the latest few count most; also of
+one in the time of reading."""
 WEIGHT_IF_SLOWER = 0.05
 """Weight of a sample that took more; also of one in plain means, and of a draft in its text's
 acceptance. Other load makes forwards slower, never faster, so an estimate of seconds follows the

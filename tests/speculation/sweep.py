@@ -1,5 +1,5 @@
-"""What the numbers of `moa.speculation.tuning` are worth: the policy on simulated servers, with them
-and with others, in virtual time.
+"""What the numbers of `moa.speculation.tuning` are worth: the policy on simulated servers, with
+them and with others, in virtual time.
 
 python -m tests.speculation.sweep                           beside the numbers before decision 38
 python -m tests.speculation.sweep --set HOPE=0.85           beside others; may be repeated
@@ -21,19 +21,23 @@ from statistics import fmean, median
 
 from tests.speculation.cells import CELLS, LONGEST_READING, places_of, value
 
-BEFORE = "KEEP=0.93,LONGEST_READING=0.5,UNMEASURED_SLOPE=0.01,LEAST_EXPLAINED=0.2"
+BEFORE = (
+    "WEIGHT_IF_FASTER=0.3,KEEP=0.93,LONGEST_READING=0.5,UNMEASURED_SLOPE=0.01,LEAST_EXPLAINED=0.2"
+)
 """The numbers before decision 38, where they differ."""
 ALL = (
     BEFORE,
     *BEFORE.split(","),
-    "OUTLIER=3",
-    "OUTLIER=1e9",
     "WEIGHT_IF_SLOWER=0.0625",
-    "WEIGHT_IF_FASTER=0.25",
+    "OUTLIER=1e9",
+    "GROUPS_PER_OCTAVE=1",
+    "MARGIN=1",
+    "PRIOR=0.8",
     "PRIOR=0.64",
     "HOPE=0.85",
+    "PRIOR_WEIGHT=8",
     "PRIOR_WEIGHT=4",
-    "PRIOR=0.64,PRIOR_WEIGHT=4,WEIGHT_IF_FASTER=0.25",
+    "PRIOR=0.64,PRIOR_WEIGHT=4",
 )
 """The sets of decision 38."""
 CHANCE = "chance alone"

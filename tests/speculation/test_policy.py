@@ -243,7 +243,7 @@ def test_the_fuller_a_batch_the_likelier_a_guess_must_be_to_go_along() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "otherwise", "least"), [(Mixture, 0.65, 0.95), (Bursts, 0.9, 0.95), (Dense, 9.9, 4.0)]
+    ("kind", "otherwise", "least"), [(Mixture, 0.65, 0.95), (Bursts, 0.94, 0.95), (Dense, 9.9, 4.0)]
 )
 def test_where_memory_holds_a_part_of_the_weights_no_single_fast_or_slow_forward_decides(
     kind: type[Mixture | Bursts | Dense], otherwise: float, least: float

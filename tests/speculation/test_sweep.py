@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from moa.speculation import cost, policy
-from moa.speculation.policy import Policy
 from tests.speculation import sweep
 from tests.speculation.cells import CELLS, changed, value
 
@@ -48,18 +47,24 @@ def test_a_number_that_is_none_of_the_policys_is_refused(
     assert text.partition("=")[2 if "high" in text else 0] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("part", sweep.BEFORE.split(","))
-def test_every_number_before_decision_38_changes_something_and_is_changed_back(part: str) -> None:
-    numbers = sweep.numbers_of(part)
-    before = (policy._KEEP, cost._UNMEASURED_SLOPE, cost._LEAST_EXPLAINED)
-    reading = Policy._without_long_reading
-    with changed(numbers):
-        now = (policy._KEEP, cost._UNMEASURED_SLOPE, cost._LEAST_EXPLAINED)
-        assert now != before or Policy._without_long_reading is not reading
-    assert before == (policy._KEEP, cost._UNMEASURED_SLOPE, cost._LEAST_EXPLAINED)
-    assert Policy._without_long_reading is reading
+def test_numbers_are_changed_wherever_they_are_used_and_changed_back() -> None:
+    def used() -> list[float]:
+        weights = [cost.WEIGHT_IF_FASTER, policy.WEIGHT_IF_FASTER]
+        return [*weights, policy._KEEP, cost._UNMEASURED_SLOPE, cost._LEAST_EXPLAINED]
+
+    usual = used()
+    with changed(sweep.numbers_of(sweep.BEFORE)):
+        assert used() == [0.3, 0.3, 0.93, 0.01, 0.2]
+    assert used() == usual
 
 
-def test_crowds_wait_for_a_shorter_longest_reading() -> None:
+def test_a_machine_that_sleeps_is_slower_without_a_limit_of_what_a_sample_counts() -> None:
+    asleep = "a machine that sleeps, 90% right"
+    assert value(asleep, {"OUTLIER": 1e9}, [0, 1]) < 0.95 * value(asleep, {}, [0, 1])
+
+
+def test_crowds_wait_where_the_drafter_may_read_less_in_a_round() -> None:
     crowd = "16 ask at once, 90% right"
-    assert value(crowd, {"LONGEST_READING": 0.125}, [0]) < 0.95 * value(crowd, {}, [0])
+    usual = value(crowd, {}, [0])
+    assert value(crowd, {"LONGEST_READING": 0.125}, [0]) < 0.95 * usual
+    assert value(crowd, {}, [0]) == usual, "it is changed back"

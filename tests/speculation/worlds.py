@@ -28,7 +28,7 @@ class World:
     noise: float = 0.06
     """Of a long-tailed factor of mean 1, as on a machine that does other things too."""
     sleeps: float = 0.0
-    """How often the machine sleeps for a minute in a round; of no way of decoding is that counted."""
+    """How often the machine sleeps for a minute in a round, which does not count as time spent."""
     texts: int = 1
     policy: Policy = field(default_factory=lambda: Policy(TreeShape.chain(8)))
     rng: random.Random = field(default_factory=lambda: random.Random(0))
