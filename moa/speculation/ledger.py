@@ -57,13 +57,13 @@ class Ledger:
     @property
     def deepest(self) -> int:
         """How many levels the drafts of the next round may have; 0: it is to be plain."""
-        if self._plain_rounds < RETRY and not self._levels:
+        if self._plain_rounds < RETRY:
             return 0
         if self._is_open:
             is_trial = self._levels > self._proven
             loses = self._to_earn(self._lost_seconds) > AGAIN
             if is_trial or loses or self._behind:
-                return 0
+                return 0  # what these drafts cost is seen in plain rounds alone
         is_due = self._won >= self._next_trial
         return max(1, 2 * self._proven) if is_due else self._proven
 

@@ -60,7 +60,8 @@ def test_numbers_are_changed_wherever_they_are_used_and_changed_back() -> None:
 
 def test_a_machine_that_sleeps_is_slower_without_a_limit_of_what_a_sample_counts() -> None:
     asleep = "a machine that sleeps, 90% right"
-    assert value(asleep, {"OUTLIER": 1e9}, [0, 1]) < 0.95 * value(asleep, {}, [0, 1])
+    seeds = range(8)  # most runs lose 4 %, one half of its speed
+    assert value(asleep, {"OUTLIER": 1e9}, seeds) < 0.95 * value(asleep, {}, seeds)
 
 
 def test_crowds_wait_where_the_drafter_may_read_less_in_a_round() -> None:
