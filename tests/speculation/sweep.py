@@ -28,9 +28,11 @@ BEFORE = (
 ALL = (
     BEFORE,
     *BEFORE.split(","),
+    "WEIGHT_IF_FASTER=0.125",
     "WEIGHT_IF_SLOWER=0.0625",
+    "WEIGHT_IF_SLOWER=0.25",
     "OUTLIER=1e9",
-    "GROUPS_PER_OCTAVE=1",
+    "OUTLIER=4",
     "MARGIN=1",
     "PRIOR=0.8",
     "PRIOR=0.64",
@@ -73,27 +75,27 @@ def main() -> None:
         numbers = {text: numbers_of(text) for text in sets or [BEFORE]}
     except ValueError as error:
         parser.error(str(error))
+    shares: dict[str, dict[str, float]] = {}
     with ProcessPoolExecutor(os.cpu_count()) as processes:
 
-        def speeds(title: str, other: Mapping[str, float], first_seed: int = 0) -> dict[str, float]:
+        def speeds(other: Mapping[str, float], first_seed: int = 0) -> dict[str, float]:
             seeds = range(first_seed, first_seed + options.runs)
             speed = partial(value, numbers=other, seeds=seeds)
-            known = dict(zip(names, processes.map(speed, names), strict=True))
-            print(f"{title} is done", flush=True)
-            return known
+            return dict(zip(names, processes.map(speed, names), strict=True))
 
-        now = speeds("with the present numbers", {})
-        others = {CHANCE: speeds(CHANCE, {}, options.runs)}
+        def show(title: str, known: Mapping[str, float]) -> None:
+            shares[title] = {name: known[name] / now[name] for name in names}
+            print(_line(title, shares[title]), flush=True)
+
+        print(
+            f"{len(names)} cells of {options.runs} runs: speed in that with the present numbers\n"
+        )
+        print("| other numbers | median | mean | least | most | the slowest cells |")
+        print("|---|---:|---:|---:|---:|---|", flush=True)
+        now = speeds({})
+        show(CHANCE, speeds({}, first_seed=options.runs))
         for text, other in numbers.items():
-            others[text] = speeds(text, other)
-    shares = {
-        title: {name: known[name] / now[name] for name in names} for title, known in others.items()
-    }
-    print(f"\n{len(names)} cells of {options.runs} runs: speed in that with the present numbers\n")
-    print("| other numbers | median | mean | least | most | the slowest cells |")
-    print("|---|---:|---:|---:|---:|---|")
-    for title, of_cells in shares.items():
-        print(_line(title, of_cells))
+            show(text, speeds(other))
     if options.cells:
         _print_cells(now, shares)
 
