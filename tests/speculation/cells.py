@@ -42,8 +42,12 @@ def changed(numbers: Mapping[str, float]) -> Iterator[None]:
 
 def places_of(name: str) -> list[tuple[object, str]]:
     """The modules that have this number, and its name there."""
-    names = (name, f"_{name}")
-    return [(module, known) for module in MODULES for known in names if hasattr(module, known)]
+    return [
+        (module, known)
+        for module in MODULES
+        for known in (name, f"_{name}")
+        if isinstance(getattr(module, known, None), int | float)
+    ]
 
 
 def _change_longest_reading(patch: pytest.MonkeyPatch, plain_rounds: float) -> None:

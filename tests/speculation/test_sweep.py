@@ -38,7 +38,7 @@ def test_it_shows_each_set_beside_chance_and_each_cell(
     assert all(len(by_title[name]) == 4 for name in cells)
 
 
-@pytest.mark.parametrize("text", ["HOPS=0.8", "HOPE", "HOPE=high"])
+@pytest.mark.parametrize("text", ["HOPS=0.8", "Policy=1", "HOPE", "HOPE=high"])
 def test_a_number_that_is_none_of_the_policys_is_refused(
     text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
