@@ -29,6 +29,7 @@ from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.events import AnswerSoFar, Done, Link
 from edge_client.screen.ctrl_c import CtrlC, Interrupted
+from edge_client.screen.live import summary_of_stopped
 from edge_client.screen.pipe import refused
 from edge_client.screen.reader import Reader, make_reader
 from edge_client.screen.typing_ahead import unshown
@@ -355,8 +356,8 @@ class ChatLoop:
                 dialogue.unanswered()
                 self._check = self._check_of(earlier)
                 return
-            count = f" · {tokens(told.unverified)} not verified" if told.unverified else ""
-            self._console.print(f"stopped{count}", style="dim")
+            line = summary_of_stopped(told.statuses, goes_on=bool(shown))
+            self._console.print(line, style="dim")
         except MoaError:
             dialogue.unanswered()
             self._check = self._check_of(earlier)

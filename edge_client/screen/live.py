@@ -295,9 +295,7 @@ def summary(
         parts += [f"RTT {stats['rtt_ms']:.0f} ms", f"{kilobytes:.1f} kB"]
     if stats["retracted"]:
         parts.append(f"{stats['retracted']} corrected")
-    verified = how_much_is_verified(done, statuses)
-    if goes_on and verified == _NOTHING:
-        verified = "nothing of this part verified"  # what stood before may be
+    verified = _of_part(how_much_is_verified(done, statuses), goes_on=goes_on)
     parts.append(f"{verified}: {safe_line(why)}" if why and not done.verified else verified)
     if done.reason == "length":
         parts.append(f"cut at {tokens(stats['tokens'])}" + (f": {more}" if more else ""))
@@ -314,8 +312,27 @@ def _speed(a_second: float) -> str:
 def how_much_is_verified(done: Done, statuses: Sequence[Status]) -> str:
     """Returns how much of an answer that has ended is verified, in words; `statuses` has the status
     of each token."""
-    if done.verified:
-        return "verified"
+    return "verified" if done.verified else _not_verified(statuses)
+
+
+def summary_of_stopped(statuses: Sequence[Status], *, goes_on: bool = False) -> str:
+    """Returns one line about an answer that the user has stopped: its length, and how much of it is
+    verified. The arguments are those of `summary`."""
+    if not statuses:
+        return "stopped: nothing was added"
+    is_verified = all(status == "verified" for status in statuses)
+    verified = "verified" if is_verified else _not_verified(statuses)
+    return f"stopped · {tokens(len(statuses))} · {_of_part(verified, goes_on=goes_on)}"
+
+
+def _of_part(verified: str, *, goes_on: bool) -> str:
+    """Returns these words, of an answer that went on (`goes_on`) only of what was added: what stood
+    before may be verified."""
+    return "nothing of this part verified" if goes_on and verified == _NOTHING else verified
+
+
+def _not_verified(statuses: Sequence[Status]) -> str:
+    """Returns how many of these tokens are not verified, in words."""
     unverified = sum(status != "verified" for status in statuses)
     if unverified == len(statuses):
         return _NOTHING

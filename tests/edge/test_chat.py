@@ -242,6 +242,27 @@ async def test_a_question_that_was_stopped_before_its_answer_is_taken_back() -> 
     assert [message["content"] for message in dialogue.messages] == ["two", "fine"]
 
 
+@pytest.mark.parametrize(
+    ("verified", "says"), [(True, "1 token · verified"), (False, "1 token · nothing verified")]
+)
+async def test_of_a_stopped_answer_is_told_how_long_it_is_and_what_is_verified(
+    verified: bool, says: str
+) -> None:
+    """There stood "stopped" alone, where a whole answer has its figures."""
+
+    class Stopped(Played):
+        async def generate(
+            self, messages: list[dict[str, str]], **changes: Any
+        ) -> AsyncGenerator[Event, None]:
+            async for event in super().generate(messages, **changes):
+                if isinstance(event, Done):
+                    raise Interrupted
+                yield event
+
+    _, screen = await talk(Stopped([done("half", verified=verified)]), "one")
+    assert f"stopped · {says}\n" in screen
+
+
 async def test_an_answer_that_was_at_its_end_is_said_to_be_so() -> None:
     """There was a line of figures, and no text."""
     played = Played([done("whole", verified=True), done("", verified=True)])

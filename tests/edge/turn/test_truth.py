@@ -17,7 +17,12 @@ from rich.console import Console
 from rich.text import Text
 
 from edge_client.events import Done, Event, Prompt
-from edge_client.screen.live import PROVISIONAL, LiveView, how_much_is_verified
+from edge_client.screen.live import (
+    PROVISIONAL,
+    LiveView,
+    how_much_is_verified,
+    summary_of_stopped,
+)
 from edge_client.turn.deadlines import Patience
 from tests.edge.reader import Reader
 from tests.edge.turn import world as worlds
@@ -114,6 +119,20 @@ class WatchedWorld(World):
             assert self.is_up
         reads = re.search(r"reads: (\d+) of (\d+)", words)
         assert not reads or int(reads[1]) < int(reads[2])
+        # ---- what would be said of it if the user stopped it now
+        said = summary_of_stopped(reader.statuses)
+        adopted = reader.statuses[: len(sure)].count("provisional")
+        alone = len(guessed) + adopted
+        length = len(sure) + len(guessed)
+        if not length:
+            assert said == "stopped: nothing was added"
+        else:
+            assert re.match(r"stopped · (\d+) tokens? · ", said)[1] == str(length)  # type: ignore[index]
+            assert said.endswith(" verified")
+            assert said.endswith("· verified") == (not alone)
+            assert said.endswith("· nothing verified") == (alone == length)
+            not_verified = re.search(r"(\d+) tokens? not verified", said)
+            assert int(not_verified[1]) == alone if not_verified else alone in (0, length)
 
     def ends(self, reason: Any) -> None:
         """What the line below the answer says."""
