@@ -17,6 +17,7 @@ let failed = "";
 let token = sessionStorage.getItem("key") ?? "";
 
 export const MODES = false; // unverified text is shown, and corrected
+export const SAME_AGAIN = false; // a turn that is taken up tells in one chunk what it has
 // Whom the user may choose from; the first, where he has not.
 export const ENDPOINTS = config.endpoints;
 
@@ -123,6 +124,8 @@ const opened = result("open", {
 );
 
 // ---- what the page asks for
+
+export const count = (text) => result("count", { text });
 
 export function model() {
   return config.model;

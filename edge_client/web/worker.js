@@ -230,6 +230,7 @@ const calls = {
   takeUp,
   stop: ({ turn }) => running.get(turn)?.answering.stop(),
   cut: cutOff,
+  count: async ({ text }) => (await ready).encode(text).length,
   awake: () => {
     for (const endpoint of endpoints.values()) endpoint.networkChanged();
   },

@@ -20,6 +20,8 @@ from moa.errors import UsageError
 
 POLICY = content_security()
 """The policy of the package's own pages."""
+_REMARKS = re.compile(rb"^[ \t]*//.*$", re.MULTILINE)
+"""Lines of a script that are comments."""
 _APP_POLICY = re.compile(r'^const POLICY = (".*");$', re.MULTILINE)
 
 
@@ -29,7 +31,14 @@ def page(package: str, folder: str, at: str) -> Iterator[Route]:
     for entry in sorted(entries, key=lambda entry: entry.name):
         name, _, ending = entry.name.rpartition(".")
         if ending in TYPES:
-            yield from _routes(at, entry.name, _File(entry.read_bytes(), TYPES[ending]), name)
+            file = _File(as_sent(entry.name, entry.read_bytes()), TYPES[ending])
+            yield from _routes(at, entry.name, file, name)
+
+
+def as_sent(name: str, content: bytes) -> bytes:
+    """Returns the content of a file of the package without comments on lines of their own, which
+    nobody reads in a browser; the lines stay, so that their numbers are those of the file."""
+    return _REMARKS.sub(b"", content) if name.endswith(".js") else content
 
 
 def web_app(folder: Path | None) -> list[Route]:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import random
+import re
 from typing import Any
+
+import pytest
 
 from tests.web.node import Node
 
-IMPORTS = """import { continuable, noteOf, progressOf, writingOf } from "./../../serve/page/chat.js";
+IMPORTS = """import { continuable, measured, noteOf, progressOf, writingOf }
+    from "./../../serve/page/chat.js";
     import { Answer } from "./../../serve/page/answer.js";"""
 HANDLE = """
     if (ask.node) return [noteOf(ask.node), continuable(ask.node)];
-    const live = new Answer(ask.before);
+    if (ask.measured) return measured(ask.measured);
+    const live = new Answer(ask.before, ask.settled);
     for (const chunk of ask.chunks) live.take(chunk);
+    if (ask.ends) { // as the page settles an answer
+        const node = { text: live.text, verified: live.isSettled, settled: live.settled.length };
+        Object.assign(node, { reason: ask.ends, stream: "s", usage: ask.usage });
+        return [measured(node), noteOf(node)];
+    }
     live.sign = ask.sign;
     if (ask.model) return writingOf({ model: ask.model }, live);
     return progressOf({ reading: ask.reading }, live);
@@ -99,3 +110,97 @@ def test_so_can_one_whose_end_nobody_will_check(node: Node) -> None:
         " device alone: waiting for the verifier's check",
         False,
     ]
+
+
+def below(node: Node, **more: Any) -> str:
+    """The line of figures below an answer that has ended."""
+    return str(node.ask({"measured": more}))
+
+
+def test_an_answer_that_has_ended_says_its_length_and_that_it_is_verified(node: Node) -> None:
+    usage = {"tokens": 433, "seconds": 10.0, "total": 500, "context": 2048}
+    figures = "43 tokens/s · 500 of 2048 tokens of context"
+    assert (
+        below(node, text="Hello", usage=usage, verified=True) == f"433 tokens, verified · {figures}"
+    )
+    assert below(node, text="Hello", usage=usage, verified=False) == f"433 tokens · {figures}"
+    assert below(node, text="Hello", usage={"tokens": 2}, verified=True) == "2 tokens, verified"
+    assert below(node, text="Hé👩", verified=True) == "3 characters, verified", "nobody has counted"
+    assert below(node, text="", verified=True) == "", "nothing was written"
+    assert "verified" not in below(node, text="Hello", verified=True, error="no answer: gone")
+
+
+class Stream:
+    """A stream of random chunks, and what of its text is verified."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.before = self.chance.choice(["", "", "Once é"])
+        """What was there before, verified or not."""
+        self.settled = self.chance.choice([len(self.before), len(self.before), 0])
+        self.sure = [at < self.settled for at in range(len(self.before))]
+        """Of each character whether it is verified."""
+        self.chunks: list[Any] = []
+
+    @property
+    def firsts(self) -> int:
+        """Characters before the first one that is not verified."""
+        return [*self.sure, False].index(False)
+
+    def corrected(self) -> None:
+        """A chunk that may withdraw text, and says how much is verified from the beginning."""
+        begin = len(self.before)
+        marks = {}
+        if self.chance.random() < 0.3:
+            kept = self.chance.randrange(max(self.firsts, begin), len(self.sure) + 1)
+            marks["cut"] = kept - begin
+            del self.sure[kept:]
+        text = self._text()
+        self.sure += [False] * len(text)
+        verified = self.chance.randrange(max(self.firsts, begin), len(self.sure) + 1)
+        marks["verified"] = verified - begin
+        if self.settled == begin:  # else nothing is verified behind what is not
+            self.sure = [at < verified for at in range(len(self.sure))]
+        self._add(text, marks)
+
+    def marked(self) -> None:
+        """A chunk of a stream that stays as it is: only what the device wrote alone has a mark."""
+        text = self._text()
+        is_alone = self.chance.random() < 0.2
+        self.sure += [not is_alone] * len(text)
+        self._add(text, {"unverified": True} if is_alone else {})
+
+    def end(self, *, verified: bool) -> None:
+        """With it all is verified, or what is known to be."""
+        moa = {"reason": "eos", "all_verified": verified}
+        self.chunks.append({"choices": [{"delta": {}, "finish_reason": "stop", "moa": moa}]})
+
+    def _text(self) -> str:
+        return "é👩 x"[: self.chance.randrange(4)]
+
+    def _add(self, text: str, marks: dict[str, Any]) -> None:
+        self.chunks.append({"choices": [{"delta": {"content": text}, "moa": marks}]})
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_an_answer_is_called_verified_where_all_of_it_is(node: Node, seed: int) -> None:
+    """In each mode, stopped anywhere or ended, behind text that was verified before or was not."""
+    stream = Stream(seed)
+    for _ in range(stream.chance.randrange(8)):
+        (stream.corrected if seed % 2 else stream.marked)()
+    is_verified = all(stream.sure)
+    reason = stream.chance.choice(["eos", "stopped"])
+    if reason == "eos":
+        is_verified = stream.chance.random() < 0.5
+        stream.end(verified=is_verified)
+        is_verified = is_verified and stream.settled == len(stream.before)
+    usage = {"tokens": 7} if stream.chance.random() < 0.5 else None
+    ask = {"before": stream.before, "settled": stream.settled, "chunks": stream.chunks}
+    told, note = node.ask({**ask, "ends": reason, "usage": usage})
+    length = "7 tokens" if usage else f"{len(stream.sure)} characters"
+    if usage or stream.sure:
+        assert told == length + (", verified" if is_verified else "")
+    else:
+        assert told == "", "nothing was written"
+    says_what_is_not = re.search("not verified|this device alone|nothing", note)
+    assert bool(says_what_is_not) == (not is_verified), note

@@ -5,9 +5,13 @@
 import { callOf } from "./structure.js";
 
 export class Answer {
-  constructor(before = "") {
+  // Of the text `before` its first part is verified, as a rule all of it. Where it is not, nothing
+  // behind it is.
+  constructor(before = "", settled = before.length) {
     this.characters = [...before];
-    this.begin = this.verified = this.characters.length;
+    this.begin = this.characters.length;
+    this.verified = [...before.slice(0, settled)].length;
+    this.isBroken = this.verified < this.begin;
     this.reason = "";
     this.allVerified = true;
     this.done = false;
@@ -22,6 +26,11 @@ export class Answer {
 
   get settled() {
     return this.characters.slice(0, this.verified).join("");
+  }
+
+  // Whether all of it is verified.
+  get isSettled() {
+    return this.allVerified && this.verified === this.characters.length;
   }
 
   get provisional() {
@@ -40,9 +49,14 @@ export class Answer {
     if (!choice) return "";
     const marks = choice.moa ?? {};
     const withdrawn = this.#cut(marks.cut);
+    const { verified, unverified } = marks;
+    // A stream that is never corrected marks only what is not verified.
+    const isUnmarked = verified === undefined && !unverified;
+    const isSure = isUnmarked && this.verified === this.characters.length;
     if (choice.delta) this.#add(choice.delta);
-    if (marks.verified !== undefined) this.verified = this.begin + marks.verified;
-    this.verified = Math.min(this.characters.length, this.verified);
+    const { length } = this.characters;
+    if (verified !== undefined && !this.isBroken) this.verified = this.begin + verified;
+    this.verified = isSure ? length : Math.min(length, this.verified);
     if (choice.finish_reason) this.#end(choice.finish_reason, marks);
     return withdrawn;
   }
@@ -61,7 +75,7 @@ export class Answer {
   #end(finish, marks) {
     this.done = true;
     this.reason = marks.reason ?? finish;
-    this.allVerified = marks.all_verified ?? true;
+    this.allVerified = (marks.all_verified ?? true) && !this.isBroken;
     if (this.allVerified) this.verified = this.characters.length;
   }
 }

@@ -1,7 +1,15 @@
 // The page: conversations, settings, and the answers that are being written.
 
 import { asBlock, filesOf, textOf, Unattachable } from "./attachments.js";
-import { Answer, ChatView, verifiedText, willBeAskedAgain, willBeChecked } from "./chat.js";
+import {
+  Answer,
+  button,
+  ChatView,
+  element,
+  verifiedText,
+  willBeAskedAgain,
+  willBeChecked,
+} from "./chat.js";
 import { Figures } from "./figures.js";
 import { checkedBy, LOOK_SECONDS, said, Signs } from "./signs.js";
 import {
@@ -27,9 +35,11 @@ import {
   ApiError,
   choose,
   chunks,
+  count,
   ENDPOINTS,
   MODES,
   model as modelName,
+  SAME_AGAIN,
   setLink,
   status as linkStatus,
   stop,
@@ -150,21 +160,17 @@ function list() {
 function listItem(conversation) {
   const { title } = conversation;
   const isBusy = [...running.values()].some((work) => work.conversation === conversation);
-  const words = document.createElement("span");
-  words.textContent = isBusy ? `● ${title}` : title;
-  const name = document.createElement("button");
-  name.className = "open";
+  const name = element("button", "open");
   name.title = title;
   name.setAttribute("aria-current", String(conversation === current));
-  name.append(words);
+  name.append(element("span", "", isBusy ? `● ${title}` : title));
   name.addEventListener("click", () => {
     open(conversation);
     sidebar(false);
   });
-  const item = document.createElement("li");
+  const item = element("li");
   const more = small("⋯", `More for ${title}`, () => item.classList.toggle("opened"));
-  const actions = document.createElement("div");
-  actions.className = "actions";
+  const actions = element("div", "actions");
   const exported = () => save(`${slug(title)}.md`, asMarkdown(conversation), "text/markdown");
   actions.append(
     small("Rename", `Rename ${title}`, () => rename(conversation)),
@@ -176,11 +182,8 @@ function listItem(conversation) {
 }
 
 function small(text, label, act) {
-  const made = document.createElement("button");
+  const made = button(text, label, act);
   made.className = "small";
-  made.textContent = text;
-  made.setAttribute("aria-label", label);
-  made.addEventListener("click", act);
   return made;
 }
 
@@ -280,14 +283,15 @@ function retry(node) {
 // which the verifier reads faster than it writes.
 async function proceed(node) {
   const conversation = current;
-  const { text: whole, stale } = node;
-  const begun = nobodyVerifies() ? whole : verifiedText(node);
+  const { text: whole, stale, verified, usage } = node;
+  const sure = verifiedText(node);
+  const begun = nobodyVerifies() ? whole : sure;
   if (!begun) delete node.stale; // it is written anew
   const rest = whole.slice(begun.length);
   Object.assign(node, {
     text: begun,
     before: begun,
-    settled: begun.length,
+    settled: sure.length,
     stream: "",
     reason: "",
     left: false,
@@ -300,7 +304,7 @@ async function proceed(node) {
   if (!node.text.startsWith(whole) && !node.error) withdraw(conversation, node);
   if (!node.error || node.text !== begun) return;
   // Nothing came: what was there is not lost.
-  Object.assign(node, { text: whole, verified: begun === whole && !stale });
+  Object.assign(node, { text: whole, verified, usage });
   if (stale) node.stale = true;
   keep(conversation);
   if (conversation === current) view.draw(node);
@@ -429,13 +433,25 @@ async function write(conversation, node, how) {
   // Other tabs may have it when it is stored.
   await keep(conversation);
   (await release)();
+  if (work.halted) await measure(conversation, node);
+}
+
+// How long an answer is that was stopped: its stream did not come to say.
+async function measure(conversation, node) {
+  const { text } = node;
+  const tokens = text && (await count(text, settings.key).catch(() => 0));
+  if (!tokens || node.usage || node.text !== text || running.has(node.id)) return;
+  node.usage = { tokens };
+  if (conversation === current) view.note(node);
+  keep(conversation);
 }
 
 function beginWork(conversation, node) {
+  delete node.usage; // of what it said before
   const work = {
     conversation,
     node,
-    answer: new Answer(node.before),
+    answer: new Answer(node.before, node.settled),
     abort: new AbortController(),
     signs: new Signs(seconds()),
     halted: false, // by the user
@@ -525,7 +541,7 @@ function drawWork(work) {
 // The answer has ended: why, what of it is verified, and its figures.
 function settle({ node, answer: live, halted, beganAt, textAt }) {
   node.reason = halted ? "stopped" : live.reason;
-  node.verified = live.allVerified && live.verified === live.characters.length;
+  node.verified = live.isSettled;
   node.lost = !node.verified && nobodyVerifies();
   say(halted ? "Stopped" : "The answer has ended");
   const { completion_tokens: tokens, total_tokens: total, moa } = live.usage ?? {};
@@ -579,13 +595,32 @@ async function recheck() {
       const nodes = Object.values(conversation.nodes).sort((a, b) => a.at - b.at);
       for (const node of nodes) {
         if (!isMine(node) || running.has(node.id)) continue;
-        if (willBeChecked(node)) await follow(conversation, node);
+        if (willBeChecked(node) && isTimely(node.stream)) await follow(conversation, node);
         else if (isDue(conversation, node)) await askAgain(conversation, node);
       }
     }
   } finally {
     checking = false;
   }
+}
+
+// Streams that were followed: when, since when nothing new has come of them, and how many chunks
+// they had.
+const looks = new Map();
+const LONGEST_PAUSE = 30;
+let onlineAt = 0;
+
+// Whether this stream is to be read: the longer nothing was new, the more rarely.
+function isTimely(stream) {
+  const { at, newAt } = looks.get(stream) ?? { at: 0, newAt: 0 };
+  const still = at - Math.max(newAt, onlineAt);
+  return seconds() - at >= Math.min(LONGEST_PAUSE, still / 4);
+}
+
+function looked({ stream, had, known }) {
+  const at = seconds();
+  const newAt = had > known ? at : (looks.get(stream)?.newAt ?? at);
+  looks.set(stream, { at, newAt, had });
 }
 
 async function follow(conversation, node) {
@@ -600,6 +635,8 @@ async function follow(conversation, node) {
     corrected: false, // whether anything was withdrawn
     withdrawn: "", // since the screen was drawn
     frame: 0, // the request for the next drawing
+    had: 0, // chunks that have come
+    known: looks.get(node.stream)?.had ?? 0, // those that had come before
   };
   const before = content(node);
   followed.set(node.id, check);
@@ -611,6 +648,7 @@ async function follow(conversation, node) {
   }
   cancelAnimationFrame(check.frame);
   followed.delete(node.id);
+  looked(check);
   const wasTold = Boolean(node.check) || check.shown;
   delete node.check;
   if (!isWanted(check)) return;
@@ -628,7 +666,9 @@ function isWanted({ node, stream }) {
 
 function takeCheck(check, chunk) {
   const { node, answer: live } = check;
-  const isReplay = !live.done && !check.shown; // what was there before
+  // What was there before.
+  const isKnown = SAME_AGAIN && ++check.had <= check.known;
+  const isReplay = (isKnown || !live.done) && !check.shown;
   const before = live.verified;
   const withdrawn = live.take(chunk);
   const isLonger = Boolean(chunk.choices?.[0]?.delta?.content);
@@ -685,6 +725,7 @@ function endCheck(check) {
   // The verifier is gone again, perhaps in the middle of its own text.
   if (check.shown || live.done) node.settled = live.settled.length;
   if (!check.shown) return false;
+  delete node.usage; // of another text
   node.text = live.text;
   node.reason = live.reason;
   return true;
@@ -887,7 +928,10 @@ let verifier = "";
 function linkState(state, detail = "") {
   const [name, words] = LINKS[state] ?? [state, ""];
   const isAnother = $("link").dataset.state !== state;
-  if (isAnother && state === "online") returns++;
+  if (isAnother && state === "online") {
+    returns++;
+    onlineAt = seconds();
+  }
   $("link").dataset.state = state;
   $("link-text").textContent = name;
   $("link").title = [verifier, said(words), detail].filter(Boolean).join(": ");

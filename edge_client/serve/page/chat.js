@@ -13,14 +13,14 @@ const ENDED = {
   context: "ended because the context is full: begin a new conversation",
 };
 
-function element(tag, className = "", text = "") {
+export function element(tag, className = "", text = "") {
   const made = document.createElement(tag);
   made.className = className;
   made.textContent = text;
   return made;
 }
 
-function button(text, label, act) {
+export function button(text, label, act) {
   const made = element("button", "", text);
   made.type = "button";
   if (label) made.setAttribute("aria-label", label);
@@ -165,11 +165,14 @@ export function writingOf(node, live) {
   return live.verified ? `${name}, and this device` : `This device, for ${name}`;
 }
 
-function measured(usage) {
-  if (!usage?.tokens) return "";
-  const parts = [`${usage.tokens} tokens`];
-  if (usage.seconds > 0) parts.push(`${rate(usage.tokens / usage.seconds)} tokens/s`);
-  if (usage.context) parts.push(`${usage.total} of ${usage.context} tokens of context`);
+// An answer's length, whether all of it is verified, and its speed.
+export function measured({ text, usage, verified, error }) {
+  const { tokens, seconds, total, context } = usage ?? {};
+  if (!tokens && !text) return "";
+  const parts = [tokens ? `${tokens} tokens` : `${[...text].length} characters`];
+  if (verified && !error) parts[0] += ", verified";
+  if (seconds > 0) parts.push(`${rate(tokens / seconds)} tokens/s`);
+  if (context) parts.push(`${total} of ${context} tokens of context`);
   return parts.join(" · ");
 }
 
@@ -366,6 +369,7 @@ export class ChatView {
   }
 
   #note(box, node, live) {
+    const isWhole = node.role === "assistant" && !live;
     const note = box.querySelector(".note");
     note.classList.toggle("error", Boolean(node.error));
     note.classList.toggle("ended", !live && Boolean(node.verified));
@@ -375,11 +379,11 @@ export class ChatView {
     } else if (live) {
       note.textContent = progressOf(node, live);
     } else {
-      note.textContent = node.role === "assistant" ? noteOf(node) : "";
+      note.textContent = isWhole ? noteOf(node) : "";
     }
     const leave = box.querySelector(".leave");
     if (leave) leave.hidden = !node.check;
-    box.querySelector(".measured").textContent = live ? "" : measured(node.usage);
+    box.querySelector(".measured").textContent = isWhole ? measured(node) : "";
   }
 
   #tools(node, box) {

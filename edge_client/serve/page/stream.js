@@ -7,6 +7,7 @@ import { script } from "./script.js";
 navigator.serviceWorker?.register(script("sw.js")).catch(() => {});
 
 export const MODES = true; // whether unverified text can be held back, or kept
+export const SAME_AGAIN = true; // whether a stream that is read again has the same chunks
 export const ENDPOINTS = []; // the page asks the one that serves it
 export function choose() {}
 
@@ -89,6 +90,13 @@ export async function* chunks({ body, id = "", key, signal, started = () => {} }
 
 export async function stop(id, key) {
   await fetch(`/v1/streams/${id}`, { method: "DELETE", headers: headers(key) }).catch(() => {});
+}
+
+// How many tokens a text has.
+export async function count(text, key) {
+  const asked = { method: "POST", headers: headers(key), body: JSON.stringify({ content: text }) };
+  const found = await fetch("/tokenize", asked).then(checked);
+  return (await found.json()).count;
 }
 
 async function get(path, key) {
