@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import openai
 import pytest
 
@@ -357,6 +358,123 @@ def test_an_answer_that_was_cut_short_is_continued(opened: Open, truth: str) -> 
     page.reload()
     page.wait_for_selector(".assistant .body")
     assert page.text_content(".assistant .body") == truth
+
+
+@pytest.mark.parametrize("mode", ["provisional", "hold", "keep"])
+def test_a_stopped_answer_says_its_length_in_tokens_and_that_they_are_verified(
+    opened: Open, device: Device, mode: str
+) -> None:
+    """There stood "stopped" alone; and of what mode hold had shown, that this device had written it."""
+    page = opened()
+    page.evaluate(
+        """(mode) => {
+        const field = document.querySelector("#mode");
+        field.value = mode;
+        field.dispatchEvent(new Event("change"));
+    }""",
+        mode,
+    )
+    device.pause = SLOW
+    ask(page)
+    written(page, 12)
+    page.click("#stop")
+    page.wait_for_function(
+        "() => / tokens/.test(document.querySelector('.assistant .measured').textContent)"
+    )
+    text = page.text_content(".assistant .body")
+    asked = {"content": text}
+    count = httpx.post(f"{device.address}/tokenize", json=asked, trust_env=False).json()["count"]
+    assert page.text_content(".assistant .note") == "stopped"
+    assert page.text_content(".assistant .measured") == f"{count} tokens, verified"
+    page.reload()
+    page.wait_for_selector(".assistant .body")
+    assert page.text_content(".assistant .measured") == f"{count} tokens, verified"
+
+
+def test_a_stopped_answer_whose_end_is_not_verified_says_no_more_than_its_length(
+    opened: Open, device: Device
+) -> None:
+    page = cut_in_mid_answer(opened, device)
+    page.click("#stop")
+    page.wait_for_function(
+        "() => /^[0-9]+ tokens$/.test(document.querySelector('.assistant .measured').textContent)"
+    )
+    assert page.text_content(".assistant .note").startswith("stopped; ")
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (390, 500), (1280, 720)])
+def test_a_long_message_is_edited_in_a_box_that_leaves_room(
+    opened: Open, device: Device, width: int, height: int
+) -> None:
+    page = opened(width, height)
+    device.pause = SLOW
+    ask(page, "\n".join(f"line {number}" for number in range(60)))
+    page.click("#stop")
+    page.click(".user .tools button:has-text('Edit')")
+    box = page.locator("textarea.edit").bounding_box()
+    assert box["height"] <= 0.4 * height + 1
+    assert box["height"] >= 72
+
+
+def chunked(*choices: dict[str, Any]) -> str:
+    """A stream of these choices, each with its number."""
+    frames = [
+        f"id: s/{number}\ndata: {json.dumps({'choices': [choice]})}\n\n"
+        for number, choice in enumerate(choices, 1)
+    ]
+    return "".join([*frames, "id: s/99\ndata: [DONE]\n\n"])
+
+
+def test_a_stream_whose_check_was_cut_short_is_read_more_and_more_rarely(
+    opened: Open, device: Device
+) -> None:
+    """It was read each second, and the correction that it had told once was told each time."""
+    page = opened()
+    page.click("#cut-switch")
+    page.wait_for_selector("#link[data-state=offline]")
+    ask(page, QUESTIONS[0])
+    page.wait_for_function(
+        "() => document.querySelector('.assistant .note')?.textContent.startsWith('written by')"
+    )
+    told = page.text_content(".assistant .body")
+    unverified = {"reason": "eos", "all_verified": False}
+    end = {"delta": {}, "finish_reason": "stop", "moa": unverified}
+    stream = chunked(
+        {"delta": {"content": told}, "moa": {"verified": 0}},
+        end,
+        {"delta": {"content": "No"}, "moa": {"verified": 2, "cut": 0}},
+        end,
+    )
+    read: list[str] = []
+
+    def kept(route: Any) -> None:
+        read.append(route.request.url)
+        route.fulfill(body=stream, content_type="text/event-stream")
+
+    status = httpx.get(f"{device.address}/moa/status", trust_env=False).json()
+
+    def online(route: Any) -> None:
+        route.fulfill(json=status | {"link": "online"})
+
+    page.add_init_script("""addEventListener("DOMContentLoaded", () => {
+        window.notices = [];
+        const place = document.querySelector("#notice");
+        new MutationObserver(() => notices.push(place.textContent))
+            .observe(place, { childList: true });
+    })""")
+    page.clock.install()
+    page.route("**/v1/streams/*", kept)
+    page.route("**/moa/status", online)
+    page.reload()
+    page.wait_for_selector("#link[data-state=online]")
+    for _ in range(60):
+        page.clock.run_for(1000)
+    assert 5 <= len(read) <= 25
+    assert page.text_content(".assistant .body") == "No"
+    assert page.evaluate("notices") == ["The verifier corrects an answer that was written offline"]
+    told = page.text_content(".assistant .measured")
+    assert told == "2 characters", "the tokens were counted of another text"
+    page.unroute_all(behavior="ignoreErrors")
 
 
 def test_a_stopped_answer_with_an_unverified_end_goes_on_after_its_verified_text(

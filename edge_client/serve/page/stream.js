@@ -41,15 +41,17 @@ const pause = (ms, signal) =>
     );
   });
 
-function begun(body, key, signal) {
+function posted(path, body, key, signal) {
   const json = { "Content-Type": "application/json" };
-  return fetch("/v1/chat/completions", {
+  return fetch(path, {
     method: "POST",
     headers: headers(key, json),
     body: JSON.stringify(body),
     signal,
   });
 }
+
+const CHAT = "/v1/chat/completions";
 
 // The stream `id` after the event `seen`, from its beginning where that is "".
 function resumed(id, seen, key, signal) {
@@ -64,7 +66,7 @@ export async function* chunks({ body, id = "", key, signal, started = () => {} }
   let tries = 0;
   while (!signal.aborted) {
     try {
-      const asked = id ? resumed(id, seen, key, signal) : begun(body, key, signal);
+      const asked = id ? resumed(id, seen, key, signal) : posted(CHAT, body, key, signal);
       const response = await checked(await asked);
       if (!id) {
         id = response.headers.get("X-Request-Id") ?? "";
@@ -94,8 +96,7 @@ export async function stop(id, key) {
 
 // How many tokens a text has.
 export async function count(text, key) {
-  const asked = { method: "POST", headers: headers(key), body: JSON.stringify({ content: text }) };
-  const found = await fetch("/tokenize", asked).then(checked);
+  const found = await checked(await posted("/tokenize", { content: text }, key));
   return (await found.json()).count;
 }
 
@@ -114,12 +115,5 @@ export async function model(key) {
 
 // Cuts the verifier off on purpose, or connects it again.
 export async function setLink(connected, key) {
-  const json = { "Content-Type": "application/json" };
-  await checked(
-    await fetch("/moa/link", {
-      method: "POST",
-      headers: headers(key, json),
-      body: JSON.stringify({ connected }),
-    }),
-  );
+  await checked(await posted("/moa/link", { connected }, key));
 }
