@@ -10,8 +10,9 @@ import msgspec
 from moa.logprobs import TokenLogprobs
 
 Status = Literal["verified", "provisional"]
-LinkState = Literal["none", "connecting", "online", "late", "offline", "refused"]
-"""none: offline on purpose. late: connected, but the answer is overdue. offline: not connected, or
+LinkState = Literal["none", "connecting", "online", "late", "limited", "offline", "refused"]
+"""none: offline on purpose. late: connected, but the answer is overdue. limited: connected, but this
+user has used up what he may have of the verifier a second, and gets no more than that. offline: not connected, or
 the verifier says that the engine behind it does not answer. refused: the verifier refused the
 client."""
 Reason = Literal["eos", "stop", "length", "context", "cancelled", "guard", "link"]

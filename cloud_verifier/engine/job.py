@@ -7,6 +7,7 @@ Only the event loop changes sessions and their histories; only the model's threa
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -131,13 +132,21 @@ class Guesses:
     """The edge's guesses for one stream round: the event loop adds them, the model's thread takes
     them. Appending to a deque needs no lock."""
 
-    def __init__(self, waits: bool) -> None:
-        self.waits = waits
-        """Whether the stream waits where no guess fits. The event loop writes it, the model's
-        thread reads it."""
+    def __init__(self, waits: bool, most: float = math.inf) -> None:
+        self._asked_to_wait = waits
+        """Whether the device has asked the stream to wait for guesses. The event loop writes it, the
+        model's thread reads it."""
+        self.most = most
+        """How many guesses a forward may run now, by the rate of their principal. Written and read
+        as the one above."""
         self._arrived: deque[Foresee] = deque(maxlen=_MOST_WAITING)
         self._tree = GuessTree()
         self._since_advance = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the stream waits where no guess fits. It does not wait for what may not be run."""
+        return self._asked_to_wait and self.most >= 1
 
     @property
     def waiting(self) -> bool:
@@ -156,7 +165,7 @@ class Guesses:
         budget."""
         if message.waits is not None:
             # Before the guesses: whoever reads these must know already what to do without them.
-            self.waits = message.waits
+            self._asked_to_wait = message.waits
         self._arrived.append(message)
         self._since_advance += 1
         return self._since_advance <= _USEFUL
@@ -167,13 +176,13 @@ class Guesses:
 
     def pick(self, ids: Sequence[int], most: int, least: float, *, branches: bool) -> Picked:
         """Returns the likeliest of the device's guesses after these ids as a draft: at most `most`
-        tokens, none less likely than `least`, in a chain unless `branches` are allowed. Called by
-        the model's thread."""
+        tokens, and no more than may be run, none less likely than `least`, in a chain unless
+        `branches` are allowed. Called by the model's thread."""
         while self._arrived:
             new = self._arrived.popleft()
             self._tree.add(ids, new.base, new.tokens, new.parents, new.neg_log_probs)
         self._tree.follow(ids)
-        return self._tree.pick(most, least, branches=branches)
+        return self._tree.pick(int(min(most, self.most)), least, branches=branches)
 
 
 USUAL_COST = 8

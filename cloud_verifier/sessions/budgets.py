@@ -12,6 +12,7 @@ gets an error with the limit's name and is closed.
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 
 from moa.token_bucket import TokenBucket
@@ -47,10 +48,35 @@ class Principal:
 
     budget: WorkBudget
     tokens: TokenBucket
-    """Prompt and draft tokens."""
+    """Tokens of prompts and answers."""
+    wrong_guesses: TokenBucket
+    """Its own guesses that turn out wrong. They have as much again, and never cost text: a device
+    that guesses badly would else get a fraction of its rate."""
     connections: int = 0
     compiling: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Its grammars are compiled one after another: those of others come between."""
+
+    @classmethod
+    def of(cls, limits: Limits, now: float) -> Principal:
+        """Returns one that has used nothing yet."""
+        rate, burst = limits.max_tokens_per_second, limits.max_burst_tokens
+        return cls(
+            budget=WorkBudget(limits, now, times=limits.connection_budgets_per_principal),
+            tokens=TokenBucket(rate, burst, now),
+            wrong_guesses=TokenBucket(rate, burst, now),
+        )
+
+    def ran(self, tokens: int, guesses: int) -> None:
+        """Count a forward that has brought so many tokens, over so many of its own guesses."""
+        self.tokens.spend(tokens)
+        right = max(0, tokens - 1)  # the last token is the target's own
+        self.wrong_guesses.spend(max(0, guesses - right))
+
+    def most_guesses(self, now: float) -> float:
+        """How many of its own guesses may be run in a forward now."""
+        if self.wrong_guesses.rate <= 0:
+            return math.inf
+        return max(0.0, self.wrong_guesses.level(now))
 
 
 class Meter:

@@ -222,7 +222,8 @@ class Channel:
         session = self._own(message.session)
         if message.waits:
             self._agreed("foresee", "guesses at a stream")
-        outputs = session.stream(message, arrived)
+        most_guesses = self.service.most_guesses(self.principal)
+        outputs = session.stream(message, arrived, most_guesses=most_guesses)
         is_repeated = session.running is not message
         if is_repeated:
             self.service.perform(session, outputs)

@@ -116,12 +116,7 @@ class Service:
         share."""
         found = self._principals.get(name)
         if found is None:
-            limits = self.limits
-            now = self.clock()
-            found = self._principals[name] = Principal(
-                WorkBudget(limits, now, times=limits.connection_budgets_per_principal),
-                TokenBucket(limits.max_tokens_per_second, limits.max_burst_tokens, now),
-            )
+            found = self._principals[name] = Principal.of(self.limits, self.clock())
         return found
 
     def others(self, principal: str) -> bool:
@@ -214,14 +209,12 @@ class Service:
         budget = self.principal(principal).tokens
         now = self.clock()
         if (wait := budget.wait(tokens, now)) > 0:
-            whose = "the" if principal == ANONYMOUS else "your key's"
-            raise Refusal(
-                Code.BUSY,
-                f"{whose} limit of tokens a second is reached",
-                limit="max_tokens_per_second",
-                retry_after_ms=int(1000 * wait) + 1,
-            )
+            raise _above_rate(principal, wait)
         budget.spend(tokens)
+
+    def most_guesses(self, principal: str) -> float:
+        """How many guesses of this principal's devices may be run in a forward now."""
+        return self.principal(principal).most_guesses(self.clock())
 
     def prepare_grammars(self) -> None:
         """Begin with what the first grammar needs, beside other work."""
@@ -409,19 +402,32 @@ class Service:
             kind = "foreseen" if answer.foreseen else "stream"
             self.metrics.accepted(answer.drafted, len(answer.tokens) - 1, len(answer.tokens), kind)
             self.metrics.queue_seconds.observe(answer.queue_ms / 1000)
-        budget = self.principal(session.principal).tokens
-        # Its own guesses are run as it asks. What is drafted for it here is our choice, and at a
-        # limit of ten tokens a second would leave it two of text. Somebody else's engine tells no
-        # drafts, and may bring several tokens at a time.
-        budget.spend(max(answer.foreseen + 1, len(answer.tokens)))
-        if session.job is None:
+        principal = self.principal(session.principal)
+        # Text is what is paid. What is drafted for it here is our choice, and at a limit of ten
+        # tokens a second would leave it two of text; its own wrong guesses have a budget of theirs.
+        principal.ran(len(answer.tokens), answer.foreseen)
+        now = self.clock()
+        if session.guesses is not None:
+            session.guesses.most = principal.most_guesses(now)
+        if session.job is None or session.job.cancelled:
             return
-        is_above_rate = budget.wait(0, self.clock()) > 0
-        if is_above_rate or self.table.must_yield(session):
+        wait = principal.tokens.wait(0, now)
+        if wait > 0 or self.table.must_yield(session):
             session.job.cancelled = True
+            is_local = session.outbox is not None and session.outbox.is_local
+            if wait > 0 and not is_local:  # an answer of this process asks, and waits, anyway
+                self._tell_rate(session, wait)
         else:
             with contextlib.suppress(Refusal):  # if there is no room the engine ends the stream
                 self.table.reserve_pages(session)
+
+    def _tell_rate(self, session: ServerSession, wait: float) -> None:
+        """Tell the device that its stream ends because its rate is used up, and for how long: it
+        would ask at once, or a little later without ever being refused, and its user would never
+        learn why the text is slow."""
+        error = _above_rate(session.principal, wait).error(session=session.id)
+        self.count_refusal(error, session.principal)
+        self.perform(session, [error])
 
     def _quarantine(self, session: ServerSession, failed: Failed) -> None:
         """Forget a session whose work has failed here, and tell its device to open it again. If
@@ -471,3 +477,14 @@ class Service:
         self.metrics.slots_free.set(self.table.slots_free)
         self.metrics.pages_free.set(self.free_pages())
         self.metrics.queue.set(self.work.queued)
+
+
+def _above_rate(principal: str, wait: float) -> Refusal:
+    """The refusal of work of a principal whose rate is used up for so many seconds."""
+    whose = "the" if principal == ANONYMOUS else "your key's"
+    return Refusal(
+        Code.BUSY,
+        f"{whose} limit of tokens a second is reached",
+        limit="max_tokens_per_second",
+        retry_after_ms=int(1000 * wait) + 1,
+    )

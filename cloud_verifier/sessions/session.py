@@ -17,6 +17,7 @@ sent twice without changing the log. The edge's side is `moa/wire/session.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -288,9 +289,12 @@ class ServerSession:
                 limit="max_context_tokens",
             )
 
-    def stream(self, message: Stream, arrived: float) -> list[Output]:
+    def stream(
+        self, message: Stream, arrived: float, *, most_guesses: float = math.inf
+    ) -> list[Output]:
         """Begin the round that this message asks for, in which the engine streams tokens to the end
-        of the answer. A request that was heard before begins nothing: its answer is sent again."""
+        of the answer. A request that was heard before begins nothing: its answer is sent again. At
+        first a forward runs at most so many guesses."""
         if message == self.running:
             return self._brought_so_far()
         if self.running is None and self._settled is not None:
@@ -299,8 +303,8 @@ class ServerSession:
                 return [last_answer]
         self._check_stream(message)
         self.running = message
-        self.guesses = Guesses(message.waits)
-        if message.waits:
+        self.guesses = Guesses(message.waits, most_guesses)
+        if self.guesses.waits:
             # The round's forwards wait for the device's guesses. Meanwhile the prompt can run.
             return [PREFILL]
         return [Run(arrived)]

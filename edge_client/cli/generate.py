@@ -150,7 +150,7 @@ def not_verified(answer: JsonAnswer, settings: ClientSettings) -> str:
         return f"{line}: the connection to {verifier} was lost"
     if answer.link == "offline":
         return f"{line}: {verifier} could not be reached"
-    if answer.link in ("connecting", "late"):
+    if answer.link in ("connecting", "late", "limited"):
         return f"{line}: {answer.why_down or f'{verifier} did not answer in time'}"
     return line
 

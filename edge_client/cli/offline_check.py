@@ -317,8 +317,8 @@ class OfflineCheck:
         if self.phase in ("waits", "checks"):
             self.phase = "waits" if is_away else "checks"
         if isinstance(event, Link):
-            self._is_cut_off = event.state not in ("online", "late")
-            is_late = event.state == "late"
+            self._is_cut_off = event.state not in ("online", "late", "limited")
+            is_late = event.state in ("late", "limited")
             not_yet = event.detail or f"{self._who_verifies} does not get to it yet"
             self._late = safe_line(not_yet) if is_late else ""
             self._note_what_is_confirmed()
@@ -338,7 +338,7 @@ class OfflineCheck:
         match event:
             case Progress() if reading == self._reading:
                 pass  # a verifier that is at work says so again and again
-            case Token(status="provisional") | Link(state="late" | "offline" | "refused"):
+            case Token(status="provisional") | Link(state="late" | "limited" | "offline" | "refused"):
                 pass  # the device goes on alone, for nothing is heard of the verifier
             case _:
                 self._heard_at = self._clock()

@@ -102,6 +102,10 @@ class VerifierLink:
     """Since when that engine is known to be away; None while it is not."""
     has_brought_tokens: bool = False
     """Whether any token has come over this link so far."""
+    limited: str = ""
+    """That this user's own rate at the verifier is used up, in words."""
+    limited_until: float = float("-inf")
+    """Until then that counts, on `perf_counter`."""
     connections: int = 0
     """Number of the current connection; counts those that were welcomed."""
     key: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -168,6 +172,11 @@ class VerifierLink:
         """Why nobody would verify a text now although the verifier is there: the engine behind it
         is away, or has answered nothing yet. Empty where somebody would."""
         return self.behind.away or self.unanswered
+
+    def limited_by(self, words: str, until: float) -> None:
+        """Note what a turn has learnt of this user's own rate: it is the same for all of them."""
+        if until > self.limited_until:
+            self.limited, self.limited_until = words, until
 
     def is_silent(self, now: float) -> bool:
         """Whether the connection is open and the verifier has sent nothing for so long that it or

@@ -30,6 +30,7 @@ from edge_client.screen.markdown import MarkdownLines
 from edge_client.screen.pipe import ENDS, View, trouble_in_words
 from edge_client.screen.typing_ahead import unshown
 from edge_client.screen.words import tokens, waiting
+from edge_client.turn.reachability import RATE_USED_UP
 from moa.safe_text import safe_line, safe_text
 
 PROVISIONAL = "dim italic"
@@ -41,16 +42,17 @@ _OTHER_ROWS = 3
 is more of it, and for the cursor."""
 _FAST = 10.0
 """Tokens a second that are told without a decimal."""
-_TROUBLE = ("offline", "refused")
+_TROUBLE = ("limited", "offline", "refused")
 """States of the link whose reason the reader should see."""
 _DOING = {
     "none": "this device alone",
     "connecting": "connecting to {}",
     "late": "{} is late",
+    "limited": RATE_USED_UP,
 }
 """What a state of the link means for the reader, where its name does not say it; {} is who
 verifies."""
-_LINK_STYLES = {"online": "green", "late": "yellow", "offline": "red", "refused": "red"}
+_LINK_STYLES = {"online": "green", "late": "yellow", "limited": "yellow", "offline": "red", "refused": "red"}
 
 
 class LiveView(View):
@@ -106,9 +108,11 @@ class LiveView(View):
         self._reading = self._still_reading(event)
         match event:
             case Link():
-                told = self._link.detail
+                told = self._link
                 self._link = event
-                if event.state in _TROUBLE and event.detail and event.detail != told:
+                # Of a rate the status line says it from then on, with each pause.
+                is_told = told.detail == event.detail or (told.state == event.state == "limited")
+                if event.state in _TROUBLE and event.detail and not is_told:
                     self._live.update(self._render())  # it is drawn below the line
                     # It stays on the screen: the text below it was written by the device.
                     self._live.print_above(
@@ -201,7 +205,7 @@ class LiveView(View):
             return f"checking, {answer.final:,} of {len(answer.texts):,}"
         doing = _DOING.get(self._link.state, self._link.state)
         doing = doing.replace("{}", self._who_verifies)
-        if self._link.state == "late" and answer.unverified:
+        if self._link.state in ("late", "limited") and answer.unverified:
             return f"{doing}: this device goes on"
         return doing
 
@@ -222,7 +226,7 @@ class LiveView(View):
                 self._answer.done,
                 self._answer.statuses,
                 more=self._more,
-                why=self._link.detail if self._link.state == "late" else "",
+                why=self._link.detail if self._link.state in ("late", "limited") else "",
                 goes_on=self._goes_on,
             )
             if self._context:

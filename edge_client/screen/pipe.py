@@ -60,6 +60,8 @@ class PipeView(View):
         """What was said last of the link."""
         self._was_down = False
         """Whether the reader was told in this answer that the link is down."""
+        self._is_limited = False
+        """Whether the reader was told in this answer that his rate is used up."""
         self._remarks: list[str] | None = [] if remarks else None
         """Remarks that wait for the end of a line, because standard error may be the same terminal
         or file; None if there shall be none."""
@@ -81,6 +83,8 @@ class PipeView(View):
                 self._tell(event.message)
             case Link(state="refused") if not self._says_unverified:
                 pass
+            case Link(state="limited", detail=detail):
+                self._tell_of_rate(detail)
             case Link(state="offline" | "refused"):
                 self._was_down = True
                 self._tell(trouble_in_words(event, self._trouble))
@@ -89,6 +93,12 @@ class PipeView(View):
             case _:
                 self._write(self._answer.final)
 
+    def _tell_of_rate(self, words: str) -> None:
+        """Tell once in an answer that the reader's rate is used up."""
+        if not self._is_limited:
+            self._is_limited = True
+            self._tell(words)
+
     def _finish(self, done: Done) -> None:
         """Write the rest of the answer, and say what a reader could not see from the text: what is
         not verified, and why it ended."""
@@ -96,7 +106,7 @@ class PipeView(View):
         self._write(len(self._answer.texts), rest + "\n")
         if self._says_unverified and not done.verified and self._answer.texts:
             line = f"{how_much_verified(self._answer)} was verified by the target"
-            if self._link is not None and self._link.state in ("connecting", "late"):
+            if self._link is not None and self._link.state in ("connecting", "late", "limited"):
                 line += f": {self._link.detail or f'{self._who_verifies} did not answer in time'}"
             self._tell(line)
         is_online = self._link is not None and self._link.state == "online"
@@ -146,6 +156,8 @@ class PipeView(View):
 def trouble_in_words(link: Link, told: str) -> str:
     """What to say of a link that is down; in two words if the reason is the one that was `told`
     before."""
+    if link.state == "limited":
+        return safe_line(link.detail)  # that is no state of the connection
     if not link.detail:
         return link.state
     if link.detail == told:

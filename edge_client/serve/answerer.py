@@ -33,7 +33,7 @@ from edge_client.link.websocket import VerifierLink
 from edge_client.screen.words import named, toy_of, whose_tokens
 from edge_client.settings import TurnChanges
 from edge_client.text.codec import TextCodec
-from edge_client.turn.reachability import not_passed_on
+from edge_client.turn.reachability import RATE_USED_UP, not_passed_on
 from moa.api.answer import (
     SAMPLING_FIELDS,
     AnswerEvent,
@@ -87,6 +87,7 @@ _TROUBLE = {
     "none": "there is no verifier",
     "connecting": "{} is not reached yet",
     "late": "{} did not answer in time",
+    "limited": RATE_USED_UP,
     "offline": "{} is not reached",
     "refused": "{} refuses",
 }
@@ -405,7 +406,7 @@ class EdgeAnswerer:
         if link is None:
             return ""
         state, why = _state_of(link)
-        if state == "online":
+        if state in ("online", "limited"):  # a rate is used up for a moment
             return await why_unready(link)
         return why or state
 
@@ -422,6 +423,8 @@ def _state_of(link: VerifierLink) -> tuple[str, str]:
         return "offline", safe_line(link.behind.away)
     if link.unanswered:
         return "late", safe_line(link.unanswered)
+    if perf_counter() < link.limited_until:
+        return "limited", link.limited
     if link.is_silent(perf_counter()):
         return "late", ""  # as an answer that waits for the verifier calls it
     return "online", ""

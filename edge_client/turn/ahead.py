@@ -81,6 +81,8 @@ class Ahead:
     """Whether this verifier takes guesses."""
     reads: bool = False
     """Whether the drafter still reads the prompt: no guess can be in time before."""
+    rests: bool = False
+    """Whether no guess is of use now, because the user's rate at the verifier is used up."""
     _answered_at: float | None = None
     """When the stream last brought tokens."""
     _sent: GuessTree = field(default_factory=GuessTree)
@@ -111,7 +113,7 @@ class Ahead:
     @property
     def guesses(self) -> bool:
         """Whether the drafter guesses for this verifier."""
-        if not self.takes_guesses:
+        if not self.takes_guesses or self.rests:
             return False
         return self.who_drafts == "device" or (self.who_drafts == "auto" and self.ahead)
 

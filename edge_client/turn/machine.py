@@ -33,7 +33,7 @@ from edge_client.turn.budget import Spending
 from edge_client.turn.controller import Controller, WhoDrafts
 from edge_client.turn.deadlines import Deadlines, Moment
 from edge_client.turn.guard import OfflineGuard
-from edge_client.turn.reachability import Failure, Reachability, classify, not_passed_on
+from edge_client.turn.reachability import RATE, Failure, Reachability, classify, not_passed_on
 from edge_client.turn.records import Records
 from edge_client.turn.session_state import SessionState
 from edge_client.turn.stats import Stats
@@ -197,7 +197,7 @@ class TurnMachine:
             self.session_state.repeat_now()
         self.reach.unanswered = safe_line(unanswered)
         if answers_now and self._state is None and self.session.busy:
-            self._say(Link(state="online"))
+            self._tell(Link(state="online"))
         self.reach.away = safe_line(why)
         self.deadlines.away_since = since
         self.deadlines.away_unheard = self._counts_as_unheard(unheard)
@@ -274,6 +274,8 @@ class TurnMachine:
         """Returns the most useful thing to do now: give up a dead connection, send messages, end
         the turn, have the drafter work, or wait. Requests that are due are among the messages."""
         moment = Moment(now)
+        # Text comes no faster than the rate allows, however much of it is guessed.
+        self.ahead.rests = now < self.reach.limited_until
         if self._usable:
             repeated = self.session_state.due(moment)
             if repeated:
@@ -301,7 +303,7 @@ class TurnMachine:
             # Where the engine behind is said to be away, the answer itself shows whether it still is.
             # One that has answered nothing yet may be anything.
             if not self.reach.away and not self.reach.unanswered:
-                self._say(Link(state="online"))
+                self._say(Link(state="online"), moment.now)
 
     def _take_outbox(self) -> tuple[ClientMessage, ...]:
         """Returns the messages that are to be sent, which then are no longer in the outbox."""
@@ -417,7 +419,7 @@ class TurnMachine:
                     self.controller.began(now - self.deadlines.asked_at)
             self.stats.forwards += 1
             self._progressed(now, server_seconds(event))
-        elif event.done:
+        elif event.done and now >= self.reach.limited_until:  # else the verifier has said why
             # A stream without tokens is not asked for again at once.
             who = "the upstream" if self.deadlines.engine_behind else "the verifier"
             self._try_again(now, f"{who} has ended its answers again and again without a new word")
@@ -470,7 +472,7 @@ class TurnMachine:
     def _progressed(self, now: float, server_seconds: float = 0.0) -> None:
         """Note that verified tokens have come, for which the server worked so long."""
         self._reading = False
-        self._say(Link(state="online"))
+        self._say(Link(state="online"), now)
         self.reach.progressed()
         self.deadlines.progressed(now, server_seconds)
 
@@ -484,6 +486,9 @@ class TurnMachine:
                 self.session.receive(error)
                 self.reach.refused_for_now(error)
                 self._pause(now, error.retry_after_ms / 1000)
+                if error.limit == RATE:
+                    self.reach.rate_is_used_up(now)
+                    self._say(Link(state="online"), now)
                 if self._persists and error.code != Code.INTERNAL:
                     # Nobody waits, and the verifier has asked for this pause: its time to answer
                     # counts from the end of it. A verifier that fails each time is given up.
@@ -590,7 +595,7 @@ class TurnMachine:
         if self._may_write:
             write_at = self.deadlines.write_at(refused=self._was_refused)
             if self.reach.hopeless or moment.reached(write_at):
-                self._say(self.reach.news())
+                self._say(self.reach.news(), moment.now)
                 return Write(self.transcript.ids)
         elif self._waited_long_enough(moment):
             return End(self._reason())
@@ -626,7 +631,7 @@ class TurnMachine:
             self.deadlines.end_at(moment.now, patient=patient, refused=self._was_refused)
         )
         if over or unreachable:
-            self._say(self.reach.news())
+            self._say(self.reach.news(), moment.now)
         return over
 
     def _take_in_records(self, now: float) -> None:
@@ -665,10 +670,14 @@ class TurnMachine:
                 Notice(message=DeviceError.of("the store of activation records", error).line())
             )
 
-    def _say(self, link: Link) -> None:
+    def _say(self, link: Link, now: float) -> None:
+        """Tell the user the state of the link, or that his rate is used up in its place."""
+        self._tell(self.reach.as_limited(link, now))
+
+    def _tell(self, link: Link) -> None:
         """Tell the user the state of the link, if it has changed, or it is known now why the
-        verifier is late."""
-        says_why = link.state == "late" and link.detail not in ("", self._detail)
+        verifier is late, or until when the rate is used up."""
+        says_why = link.state in ("late", "limited") and link.detail not in ("", self._detail)
         if link.state != self._state or says_why:
             self._state = link.state
             self._detail = link.detail

@@ -3,6 +3,7 @@ refusal means. Pure."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -18,6 +19,13 @@ _SETBACKS = 8
 offline in this turn."""
 _NO_ROOM = (Code.BUSY, Code.DEADLINE)
 """Refusals for now because of what others, or this user's other sessions, do."""
+RATE = "max_tokens_per_second"
+"""The limit of a user's own rate at the verifier."""
+RATE_USED_UP = "your rate at {} is used up"
+"""What a refusal by that limit means for the reader; {} is who verifies."""
+_AFTER_SECONDS = 2.0
+"""For so long behind the pause that such a refusal asked for, what comes is still no faster than the
+rate: at ten tokens a second there is one for each, and nobody wants to read of ten changes."""
 _LOSSES = 32
 """Connections that may be lost without a verified token in between: a bad link loses many."""
 
@@ -49,6 +57,10 @@ class Reachability:
     """That this engine has answered nothing yet, in words; empty if it has."""
     not_now: str = ""
     """With which refusal for now the verifier answers, in words; empty once it works on the turn."""
+    limited: str = ""
+    """That this user's own rate is used up, in words, with the limit's name."""
+    limited_until: float = float("-inf")
+    """Until then that counts."""
     given_up: str = ""
     """Why the verifier is not asked again in this turn."""
     fails_for_now: bool = False
@@ -102,6 +114,22 @@ class Reachability:
         if error.limit:
             words = f"the verifier refuses for now: {words} ({error.limit})"
         self.not_now = safe_line(words)
+
+    def rate_is_used_up(self, now: float) -> None:
+        """Note that this user's own rate is used up, and that the verifier is asked again when
+        `retry` says."""
+        self.limited_until = self.retry.not_before + _AFTER_SECONDS
+        words = f"{RATE_USED_UP.format('the verifier')} ({RATE})"
+        pause = self.retry.not_before - now
+        # Shorter pauses are hardly seen: the text comes on, as fast as it may.
+        self.limited = f"{words}: it goes on in {math.ceil(pause)} s" if pause >= 1 else words
+
+    def as_limited(self, link: Link, now: float) -> Link:
+        """Returns what the user is told in place of `link`: while his rate is used up, neither is
+        the verifier late, nor is all well."""
+        if link.state in ("online", "late") and now < self.limited_until:
+            return Link(state="limited", detail=self.limited)
+        return link
 
     def taken_up(self) -> None:
         """Note that the verifier has accepted what it was asked, or says that it works on it."""

@@ -17,7 +17,7 @@ from moa.wire.messages import ClientMessage
 
 _TELL_SECONDS = 0.5
 """Between two remarks on how far the device has read."""
-_TROUBLE = ("late", "offline")
+_TROUBLE = ("late", "limited", "offline")
 """States of the link in which an answer waits for the verifier."""
 
 
@@ -176,6 +176,7 @@ class TurnShell:
                 self._tell_lost(link)
             if seen.state == "up" and link.welcome is not None:
                 machine.link_up(link.welcome, seen.connections, perf_counter())
+        link.limited_by(machine.reach.limited, machine.reach.limited_until)
         machine.spending.passed = link.sent_bytes + link.received_bytes
 
     def _tell_lost(self, link: VerifierLink) -> None:

@@ -912,8 +912,8 @@ function buttons() {
 const LINKS = {
   online: ["connected", "the verifier checks every word"],
   late: ["waiting", "no word from the verifier yet: this device goes on"],
+  limited: ["rate used up", ""],
   offline: ["offline", "the device writes alone"],
-  connecting: ["connecting", ""],
   refused: ["refused", "the verifier refused this device"],
   none: ["device only", "there is no verifier: nothing is verified"],
   locked: ["key needed", "the endpoint asks for an API key: see the settings"],
@@ -932,6 +932,7 @@ function linkState(state, detail = "") {
     returns++;
     onlineAt = seconds();
   }
+  if (isAnother && state === "limited") notice(detail);
   $("link").dataset.state = state;
   $("link-text").textContent = name;
   $("link").title = [verifier, said(words), detail].filter(Boolean).join(": ");

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from cloud_verifier.sessions.budgets import Principal
 from edge_client.link.estimates import RoundTrip
 from edge_client.link.retry import Retry
 from edge_client.turn.actions import Drop, End, Grow, Send, Wait, Write
@@ -25,7 +26,7 @@ from edge_client.turn.controller import Controller, WhoDrafts
 from edge_client.turn.deadlines import Deadlines, Patience
 from edge_client.turn.guard import OfflineGuard, OfflineLimits
 from edge_client.turn.machine import TurnMachine
-from edge_client.turn.reachability import Reachability
+from edge_client.turn.reachability import RATE, Reachability
 from edge_client.turn.records import Records
 from edge_client.turn.session_state import SessionState
 from edge_client.turn.stats import Stats
@@ -35,7 +36,7 @@ from moa.speculation.guess_tree import GuessTreeGrower
 from moa.speculation.prediction import Prediction
 from moa.text_stream import TextStream
 from moa.tree import MASKED, path_of
-from moa.wire import ClientSession, Code
+from moa.wire import ClientSession, Code, Limits
 from moa.wire.finish import TurnRules
 from moa.wire.messages import (
     Ack,
@@ -49,6 +50,7 @@ from moa.wire.messages import (
     Resume,
     Resumed,
     Stream,
+    StreamTokens,
     Sync,
     Welcome,
     WireLimits,
@@ -115,6 +117,8 @@ class Verifier(SteppedHistories):
         self.claims = 0.0
         """Seconds that it says each answer took, beyond those it did."""
         self.requests: list[tuple[float, ClientMessage]] = []
+        self.principal: Principal | None = None
+        """What the device may have of it; None: as much as it wants."""
 
     def handle(self, message: ClientMessage, now: float) -> list[Any]:
         self.requests.append((now, message))
@@ -133,7 +137,53 @@ class Verifier(SteppedHistories):
                 return [Resumed(session, "gone")]
             pause, limit = self.retry_after_ms, self.limit
             return [Error(self.fault, "as the test has it", session, round, pause, limit)]
-        return self.answers(message, (1000 * self.claims, 1000 * (self.forward + self.claims)))
+        wait = self._wait(message, now)
+        if wait > 0:
+            return [_above_rate(session, round, wait)]
+        answers = self.answers(message, (1000 * self.claims, 1000 * (self.forward + self.claims)))
+        self._allow_guesses(session, now)
+        return answers
+
+    def _wait(self, message: ClientMessage, now: float) -> float:
+        """Seconds until this message may be heard, by the device's rate; what it asks for is paid
+        where that is now."""
+        if self.principal is None:
+            return 0.0
+        tokens = 0
+        match message:
+            case Open(session=id) if id not in self.known:
+                tokens = len(message.ids)
+            case Append():
+                tokens = len(message.ids)
+            case Stream(session=id) if id in self.known and self.known[id].running is None:
+                pass
+            case _:
+                return 0.0
+        wait = self.principal.tokens.wait(tokens, now)
+        if not wait:
+            self.principal.tokens.spend(tokens)
+        return wait
+
+    def _allow_guesses(self, id: bytes, now: float) -> None:
+        session = self.known.get(id)
+        if self.principal is not None and session is not None and session.guesses is not None:
+            session.guesses.most = self.principal.most_guesses(now)
+
+    def paid(self, id: bytes, answer: StreamTokens, now: float) -> list[Any]:
+        """As `Service._pay`: the end of a stream whose device has used up its rate."""
+        if self.principal is None:
+            return []
+        self.principal.ran(len(answer.tokens), answer.foreseen)
+        self._allow_guesses(id, now)
+        wait = self.principal.tokens.wait(0, now)
+        if wait <= 0 or self.known[id].job is None:
+            return []
+        return [_above_rate(id, 0, wait), *self.end(id)]
+
+
+def _above_rate(session: bytes, round: int, wait: float) -> Error:
+    pause = int(1000 * wait) + 1
+    return Error(Code.BUSY, "the rate is used up", session, round, pause, RATE)
 
 
 @dataclasses.dataclass
@@ -179,6 +229,8 @@ class World:
     """Seconds that it reads the prompt for before the first forward of a turn."""
     engine_behind: bool = False
     """Whether it stands in front of an engine that says nothing of how far it has read."""
+    limits: Limits | None = None
+    """What the device may have of the verifier; None is no limit."""
 
     def __post_init__(self) -> None:
         self.now, self.verifier, self.random = 0.0, Verifier(), random.Random(self.seed)
@@ -194,6 +246,8 @@ class World:
         self.rtt = RoundTrip()
         self.controller.rtt = self.rtt
         self.verifier.forward = self.forward
+        if self.limits is not None:
+            self.verifier.principal = Principal.of(self.limits, self.now)
         if self.server_right is not None:
             self.verifier.drafter = lambda ids: self._guess(ids, self.server_right)
             self.verifier.matching = sum(
@@ -434,7 +488,8 @@ class World:
                 self.at(self.forward, lambda: self._stream(session))
             elif verifier.streams(session):
                 answer = verifier.step(session, (0.0, 1000 * self.verifier.forward))
-                self._answer(self._attached[session], answer, self.now + self.latency)
+                for said in (answer, *verifier.paid(session, answer, self.now)):
+                    self._answer(self._attached[session], said, self.now + self.latency)
                 self._stream(session)
 
         self.at(reads + self.verifier.forward, forward)
