@@ -338,7 +338,9 @@ class OfflineCheck:
         match event:
             case Progress() if reading == self._reading:
                 pass  # a verifier that is at work says so again and again
-            case Token(status="provisional") | Link(state="late" | "limited" | "offline" | "refused"):
+            case (
+                Token(status="provisional") | Link(state="late" | "limited" | "offline" | "refused")
+            ):
                 pass  # the device goes on alone, for nothing is heard of the verifier
             case _:
                 self._heard_at = self._clock()

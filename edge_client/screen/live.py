@@ -52,7 +52,13 @@ _DOING = {
 }
 """What a state of the link means for the reader, where its name does not say it; {} is who
 verifies."""
-_LINK_STYLES = {"online": "green", "late": "yellow", "limited": "yellow", "offline": "red", "refused": "red"}
+_LINK_STYLES = {
+    "online": "green",
+    "late": "yellow",
+    "limited": "yellow",
+    "offline": "red",
+    "refused": "red",
+}
 
 
 class LiveView(View):

@@ -371,7 +371,8 @@ class EdgeAnswerer:
         if link is None:
             return {"link": "none", **about}
         state, why = _state_of(link)
-        is_measured = state == "online" and link.rtt.samples and not link.endpoint.upstream
+        is_heard = state in ("online", "limited")
+        is_measured = is_heard and link.rtt.samples and not link.endpoint.upstream
         rtt_ms = round(1000 * link.rtt.smoothed, 2) if is_measured else None
         return {
             "link": state,

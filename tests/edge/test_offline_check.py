@@ -546,6 +546,8 @@ async def test_a_verifier_that_is_there_and_late_is_not_said_to_be_away() -> Non
         assert not check.is_working
         check._take(Link(state="late", detail="the verifier refuses for now: busy"))
         assert check.status == "1 token not verified: the verifier refuses for now: busy"
+        check._take(Link(state="limited", detail="your rate is used up"))
+        assert check.status == "1 token not verified: your rate is used up"
         check._take(Progress(done=1, total=2))
         assert check.status == "checking the last answer: reading, 1 of 2"
         check._take(Link(state="offline"))

@@ -449,6 +449,37 @@ def test_the_last_line_says_why_a_verifier_that_is_reached_has_verified_nothing(
     assert why not in shown([*events, Link(state="online"), done("a")])
 
 
+RATE = "your rate at the verifier is used up (max_tokens_per_second)"
+
+
+def test_who_has_used_up_his_rate_is_told_so_above_the_text_and_beside_it() -> None:
+    events: list[Event] = [Prompt(ids=[1]), Link(state="limited", detail=RATE)]
+    events.append(Link(state="limited", detail=f"{RATE}: it goes on in 4 s"))
+    text = " ".join(shown([*events, token(1, "a"), done("a")]).split())
+    assert text.count("max_tokens_per_second") == 1, "once; the status line tells the rest"
+    assert "late" not in text
+    view = LiveView(Console(file=io.StringIO(), force_terminal=True))
+    for event in events:
+        view._link = event if isinstance(event, Link) else view._link
+    assert "your rate at the verifier is used up" in view.status().plain
+    unverified = shown([*events, token(1, "a", "provisional"), done("a", verified=False)])
+    assert f"nothing verified: {RATE}: it goes on in 4 s" in " ".join(unverified.split())
+
+
+def test_a_pipe_says_once_that_the_rate_is_used_up(capsys: pytest.CaptureFixture[str]) -> None:
+    with PipeView(says_unverified=False) as view:
+        for event in (
+            Prompt(ids=[1]),
+            Link(state="limited", detail=RATE),
+            token(1, "a"),
+            Link(state="online"),
+            Link(state="limited", detail=f"{RATE}: it goes on in 4 s"),
+            done("a"),
+        ):
+            view.take(event)
+    assert capsys.readouterr().err == f"edge-client: {RATE}\n"
+
+
 def test_a_line_in_a_pipe_stays_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     make_console().print("word " * 60 + "[end] :smile:")
     assert capsys.readouterr().out == "word " * 60 + "[end] :smile:\n"

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
-from cloud_verifier.sessions.budgets import BYTES, FRAMES, REFUSALS, Meter, Principal, WorkBudget
-from moa.token_bucket import TokenBucket
+from cloud_verifier.sessions.budgets import BYTES, FRAMES, REFUSALS, Meter, Principal
 from moa.wire import Limits
 
 LIMITS = Limits(
@@ -65,7 +67,7 @@ def test_bursts_are_welcome_or_slowed_down_and_not_cut() -> None:
 
 
 def test_connections_of_a_principal_share_its_budget_and_none_is_cut_for_the_others() -> None:
-    principal = Principal(WorkBudget(LIMITS, 0.0, times=2), TokenBucket(0, 1, 0.0))
+    principal = Principal.of(replace(LIMITS, connection_budgets_per_principal=2), 0.0)
     flooder = Meter(LIMITS, 0.0)
     honest = Meter(LIMITS, 0.0)
     flooder.belongs_to(principal)
@@ -75,3 +77,24 @@ def test_connections_of_a_principal_share_its_budget_and_none_is_cut_for_the_oth
     assert honest.wait(0.0) > 0
     assert all(honest.held_back(0.25, 0.25 * step) == "" for step in range(100))
     assert Meter(LIMITS, 0.0).wait(0.0) == 0, "another principal does not wait"
+
+
+def test_wrong_guesses_cost_no_text_and_are_run_as_often_again() -> None:
+    limits = replace(LIMITS, max_tokens_per_second=10.0, max_burst_tokens=20)
+    principal = Principal.of(limits, 0.0)
+    principal.ran(tokens=3, guesses=8)  # two right, and six wrong
+    assert (principal.tokens.level(0.0), principal.most_guesses(0.0)) == (17.0, 14.0)
+    principal.ran(tokens=1, guesses=30)
+    assert principal.tokens.level(0.0) == 16.0
+    assert principal.most_guesses(0.0) == 0.0, "no more of them for now"
+    assert principal.most_guesses(1.8) == 2.0, "they come back by the same rate"
+    principal.ran(tokens=5, guesses=4)
+    assert principal.most_guesses(1.8) == 2.0, "right ones are text"
+    principal.ran(tokens=0, guesses=0)
+    assert principal.tokens.level(1.8) == 15.0, "the end of a stream costs nothing"
+
+
+def test_without_a_limit_all_guesses_are_run() -> None:
+    principal = Principal.of(LIMITS, 0.0)
+    principal.ran(tokens=1, guesses=10**9)
+    assert principal.most_guesses(0.0) == math.inf

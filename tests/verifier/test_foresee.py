@@ -3,6 +3,7 @@ dropped."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -188,6 +189,22 @@ def test_only_so_many_guesses_between_two_advances_count_as_work() -> None:
     assert sum(held.add(message) for _ in range(100)) == 32
     held.advanced()
     assert held.add(message)
+
+
+def test_no_more_guesses_are_picked_than_may_be_run_and_none_is_waited_for_then() -> None:
+    held = Guesses(waits=True)
+    held.add(Foresee(bytes(16), 1, 0, [1, 2, 3, 4], [-1, 0, 1, 2], [0] * 4))
+
+    def picked() -> list[int]:
+        return list(held.pick([1], 8, 0.0, branches=True).tokens)
+
+    assert (picked(), held.waits) == ([1, 2, 3, 4], True)
+    held.most = 2.9
+    assert (picked(), held.waits) == ([1, 2, 3], True)
+    held.most = 0.9
+    assert (picked(), held.waits) == ([1], False)
+    held.most = math.inf
+    assert (picked(), held.waits) == ([1, 2, 3, 4], True), "they are kept, for later"
 
 
 async def test_guesses_for_a_session_that_is_not_there_are_dropped_without_an_answer() -> None:

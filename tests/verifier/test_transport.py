@@ -333,6 +333,37 @@ async def test_a_principal_pays_for_drafts_and_streams_and_goes_on_when_it_has_p
             await edge.start(IDS)
 
 
+async def test_a_device_that_guesses_wrong_gets_as_much_text_as_another_and_is_told_the_limit(
+    tokens: tuple[Authenticator, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its limit no guess of it is run, and no stream waits for one."""
+    auth, alice, _ = tokens
+    truth = kit.generated(IDS, 40)
+    settings = kit.limited(max_tokens_per_second=5.0, max_burst_tokens=len(IDS) + 10)
+    async with kit.verifier(settings, auth=auth) as running:
+        now = running.service.clock()
+        running.service.clock = lambda: now
+        noticed_in_time(running, monkeypatch)
+        async with kit.client(running, token=alice) as edge:
+            session = await edge.start(IDS, max_new_tokens=40)
+            ran = told = 0
+            stream = session.stream(waits=True)
+            await edge.send(stream)
+            while not told:
+                wrong = [session.log[-1], *[(session.log[-1] + 1 + n) % 7 for n in range(3)]]
+                await edge.send(session.foresee(wrong, [-1, 0, 1, 2], [0] * 4))
+                event = await edge.event(session)
+                if isinstance(event, Refused):
+                    assert event.error.limit == "max_tokens_per_second"
+                    assert event.error.round == 0, "that is said while the stream still ends"
+                    told = len(session.log) - len(IDS)
+                elif isinstance(event, Advanced):
+                    ran += event.foreseen
+            assert 10 <= told <= 12, "text is paid, and nothing else"
+            assert 0 < ran <= len(IDS) + 10, "wrong guesses have a budget of the same size"
+            assert truth[:told] == session.log[len(IDS) :]
+
+
 async def test_a_drain_finishes_what_runs_and_sends_everybody_elsewhere() -> None:
     truth = kit.generated(IDS, 12)
     async with kit.verifier() as second, contextlib.AsyncExitStack() as stack:

@@ -344,6 +344,26 @@ async def test_a_link_without_a_word_is_not_called_online(
         assert (again["link"], again["rtt_ms"] is None) == ("online", False)
 
 
+async def test_a_rate_that_is_used_up_is_a_state_of_the_link_for_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    for module in (answerer, connection):
+        monkeypatch.setattr(module, "perf_counter", lambda: now)
+    async with verifier() as url, EdgeClient(verifier=url) as client:
+        await client.wait_online(60)
+        one = EdgeAnswerer(client, "x")
+        assert client.link is not None
+        client.link.limited_by("your rate is used up", 3.0)
+        client.link.limited_by("an older turn knows less", 2.0)
+        limited = one.status()
+        assert (limited["link"], limited["detail"]) == ("limited", "your rate is used up")
+        assert limited["rtt_ms"] is not None
+        assert await one.unverified() == "", "it is verified, a little later"
+        now = 3.0
+        assert one.status()["link"] == "online"
+
+
 def test_others_may_only_use_it_with_a_key() -> None:
     with pytest.raises(ConfigError):
         ServeSettings(host="0.0.0.0")
