@@ -21,7 +21,7 @@ from cloud_verifier.engine.contract import (
 from cloud_verifier.engine.job import Job
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
-from cloud_verifier.sessions.budgets import Principal, WorkBudget
+from cloud_verifier.sessions.budgets import Principal
 from cloud_verifier.sessions.outbox import CloseConnection, Outbox
 from cloud_verifier.sessions.session import PREFILL, Output, Prefill, Run, ServerSession
 from cloud_verifier.sessions.table import SessionTable
@@ -29,7 +29,6 @@ from moa.api.access import ANONYMOUS
 from moa.errors import MoaError, UsageError
 from moa.grammar.matcher import GrammarCompiler, Matcher
 from moa.grammar.spec import Grammar
-from moa.token_bucket import TokenBucket
 from moa.wire.codes import CloseCode, Code, Refusal
 from moa.wire.limits import Limits
 from moa.wire.messages import Behind, Error, Goaway, Open, StreamTokens

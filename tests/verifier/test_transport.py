@@ -360,7 +360,8 @@ async def test_a_device_that_guesses_wrong_gets_as_much_text_as_another_and_is_t
                 elif isinstance(event, Advanced):
                     ran += event.foreseen
             assert 10 <= told <= 12, "text is paid, and nothing else"
-            assert 0 < ran <= len(IDS) + 10, "wrong guesses have a budget of the same size"
+            most = len(IDS) + 10 + 3  # one forward may run while that is noticed
+            assert 0 < ran <= most, "wrong guesses have a budget of the same size"
             assert truth[:told] == session.log[len(IDS) :]
 
 
