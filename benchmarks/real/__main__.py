@@ -10,8 +10,8 @@
     beside WORK TARGET.gguf --bundle BUNDLE # a long prompt beside another session's answer
     crowd WORK TARGET.gguf --bundle BUNDLE  # clients that come and go: does memory grow?
     peers WORK TARGET.gguf SIBLING.gguf --bundle BUNDLE
-    faults WORK TARGET.gguf --bundle BUNDLE # answers through cuts and kills
-    everyday WORK TARGET.gguf --bundle BUNDLE   # many rounds, a long prompt, JSON, tools: with faults
+    faults WORK TARGET --bundle BUNDLE      # answers through cuts and kills
+    everyday WORK TARGET --bundle BUNDLE    # many rounds, a long prompt, JSON, tools: with faults
     links WORK --bundle BUNDLE              # who drafts best over which link, for which target
     split WORK                              # train.jsonl for `moa-train`, held.jsonl for `trained`
     trained WORK TARGET DRAFTER --bundle B  # what a trained drafter guesses; one after another
@@ -39,6 +39,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 
 from benchmarks.provenance import write_result
@@ -64,8 +65,10 @@ from edge_client.text.codec import TextCodec
 from moa.bundle import Bundle
 from moa.errors import UsageError, run_cli
 from moa.graph.load import LoadedGraph
-from moa.llama.target import LlamaTarget
-from moa.target.contract import LoadOptions
+from moa.target.registry import open_target
+
+_SHORT = 120
+"""Most tokens of a prompt for `faults` and `crowd`: what is compared is the answer."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -170,11 +173,17 @@ def parser() -> argparse.ArgumentParser:
     beside.add_argument("--threads", type=int, default=1)
 
     broken = _verb(verbs, "faults", _faults, "through sockets, with cuts and kills")
-    broken.add_argument("target", help="GGUF file")
+    broken.add_argument("target", help="folder, hub id or GGUF file")
     broken.add_argument("--bundle", type=Path, required=True, help="of a sibling")
-    broken.add_argument("--server-drafter", default="", metavar="FILE", help="a small GGUF model")
+    broken.add_argument(
+        "--server-drafter",
+        default="",
+        metavar="MODEL",
+        help="a small model: a GGUF file, or `independent:` and a folder",
+    )
     broken.add_argument("--answers", type=int, default=100)
     broken.add_argument("--tokens", type=int, default=32, help="of an answer")
+    broken.add_argument("--prompt", type=int, default=_SHORT, help="tokens of a prompt, at most")
     broken.add_argument("--threads", type=int, default=0, help="of each end")
 
     daily = _verb(
@@ -329,8 +338,6 @@ def _guesses(args: argparse.Namespace) -> None:
     )
 
 
-_SHORT = 120
-"""Tokens of a prompt for `faults` and `crowd`: what is compared is the answer."""
 _AT_ONCE = 8
 """Answers of which all ways are run before the next ones: a run that is stopped has some of each."""
 
@@ -369,7 +376,7 @@ def _exact(args: argparse.Namespace) -> None:
 def _faults(args: argparse.Namespace) -> None:
     asked = Lines(args.work / "faults.jsonl")
     judged = Lines(args.work / "faults_judged.jsonl")
-    tasks = _short_tasks(args, args.answers)
+    tasks = _short_tasks(args, args.answers, longest=args.prompt)
     asking = faults.ask(
         args.target,
         args.bundle,
@@ -379,8 +386,10 @@ def _faults(args: argparse.Namespace) -> None:
         server_drafter=args.server_drafter,
     )
     asyncio.run(asking)
-    options = LoadOptions(slots=1, capacity=1024, threads=args.threads)
-    faults.judge(LlamaTarget.open(args.target, options), tasks, asked, judged)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    target = open_target(args.target, faults.options_of(args.target, threads=args.threads))
+    faults.judge(target, tasks, asked, judged)
 
 
 def _everyday(args: argparse.Namespace) -> None:
@@ -401,7 +410,7 @@ def _in_any_order(work: Path) -> list[Prompt]:
     return sorted(_prompts(work), key=lambda prompt: zlib.crc32(prompt.key.encode()))
 
 
-def _short_tasks(args: argparse.Namespace, count: int) -> list[Task]:
+def _short_tasks(args: argparse.Namespace, count: int, *, longest: int = _SHORT) -> list[Task]:
     """So many questions in any order, greedy and sampled in turn."""
     codec = TextCodec.of(Bundle.open(args.bundle))
     tasks: list[Task] = []
@@ -410,7 +419,7 @@ def _short_tasks(args: argparse.Namespace, count: int) -> list[Task]:
             break
         temperature = float(number % 2)
         ids = codec.plain(codec.chat(prompt.messages))
-        if len(ids) <= _SHORT and not prompt.tools:
+        if len(ids) <= longest and not prompt.tools:
             sampling = answers.sampling_of(prompt, temperature)
             tasks.append(Task(answers.key_of(prompt, temperature), ids, args.tokens, sampling))
     return tasks

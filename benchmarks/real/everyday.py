@@ -259,11 +259,8 @@ async def measure(
     device = Device.load(bundle, threads=threads)
     codec = TextCodec.of(device.bundle)
     context = prompt_tokens + _MARGIN
-    flags = [f"--target={target}", "--slots=2"]
-    if threads:
-        flags.append(f"--threads={threads}")
-    flags += [f"--max-context-tokens={context}", f"--max-prompt-tokens={context}"]
-    server = Restarted(flags)
+    flags = ["--slots=2", f"--max-context-tokens={context}", f"--max-prompt-tokens={context}"]
+    server = Restarted.of(target, flags, threads=threads)
     missing = [(name, way) for name in scenes for way in WAYS if f"{name}/{way}" not in out]
     with server.running():
         for name, way in missing:

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from edge_client.settings import ClientSettings
 from edge_client.tools.emulated_network import LinkProxy
 from moa.errors import MoaError
 from moa.target.choosing import Judged, accept_rows
-from moa.target.contract import Target
+from moa.target.contract import LoadOptions, Target
+from moa.target.registry import source_of
 from moa.target.rows import Row
 
 DRAFTS = ("device", "server", "none", "auto")
@@ -39,21 +40,33 @@ _CUTS = 0.6
 _KILLS = 0.2
 """Share of the answers in the middle of which the verifier is killed with signal 9, and started
 again."""
+_CONTEXT = 1024
+"""Tokens of prompt and answer, at most."""
 
 
 class Restarted:
     """A verifier that can be killed and comes back on the same port."""
 
-    def __init__(self, flags: Sequence[str]) -> None:
+    def __init__(self, flags: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self._flags = flags
+        self._environment = {**os.environ, **(environment or {})}
         self.port = 0
         self.process: subprocess.Popen[str] | None = None
+
+    @classmethod
+    def of(cls, target: str, flags: Sequence[str], *, threads: int) -> Restarted:
+        """Of this target, by so many threads; 0: as many as it chooses."""
+        # The verifier has a flag for it, which only a GGUF file takes.
+        environment = {"OMP_NUM_THREADS": f"{threads}"} if threads else {}
+        return cls([f"--target={target}", *flags], environment)
 
     def start(self) -> None:
         """Start, and wait for the line with its address."""
         command = [sys.executable, "-c", "from cloud_verifier.cli import main; main()", "serve"]
         command += ["--log-level=error", f"--port={self.port}", *self._flags]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=self._environment
+        )
         line = self.process.stdout.readline() if self.process.stdout is not None else ""
         urls = [word for word in line.split() if word.startswith("ws://")]
         if not urls:
@@ -69,8 +82,8 @@ class Restarted:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """For as long as the context lasts."""
-        self.start()
         try:
+            self.start()  # in here: what ends the experiment may come while a model is loaded
             yield
         finally:
             self.kill()
@@ -111,16 +124,17 @@ async def ask(
     threads: int,
     server_drafter: str = "",
 ) -> None:
-    """Every answer that is not in `out` yet. `server_drafter` is a small GGUF model beside the
-    target."""
+    """Every answer that is not in `out` yet. `server_drafter` is a small model beside the target, as
+    `--server-drafter` names it."""
     device = Device.load(bundle, threads=threads)
     missing = [task for task in tasks if task.key not in out]
     progress = Progress(len(missing), "answers")
-    flags = [f"--target={target}", f"--threads={threads}", "--slots=2"]
-    flags += ["--max-context-tokens=1024", "--kv-tokens=2048"]
+    flags = ["--slots=2", f"--max-context-tokens={_CONTEXT}", f"--kv-tokens={2 * _CONTEXT}"]
+    if not _is_gguf(target):
+        flags += ["--device=cpu", "--dtype=float32"]
     if server_drafter:
         flags.append(f"--server-drafter={server_drafter}")
-    server = Restarted(flags)
+    server = Restarted.of(target, flags, threads=threads)
     with server.running():
         for number, task in enumerate(missing):
             draft = drafting_of(task, server=bool(server_drafter))
@@ -128,6 +142,18 @@ async def ask(
                 found = await _answer(device, link, server, task, draft)
             out.add(task.key, draft=draft, temperature=task.sampling.temperature, **found)
             progress.step()
+
+
+def options_of(target: str, *, threads: int) -> LoadOptions:
+    """How the target that judges is loaded: as the verifier's, a folder or hub id in float32 on a
+    CPU."""
+    if _is_gguf(target):
+        return LoadOptions(slots=1, capacity=_CONTEXT, threads=threads)
+    return LoadOptions(device="cpu", dtype="float32", slots=1, capacity=_CONTEXT)
+
+
+def _is_gguf(target: str) -> bool:
+    return source_of(target).name == "gguf"
 
 
 def judge(target: Target, tasks: Sequence[Task], asked: Lines, out: Lines) -> None:

@@ -90,6 +90,75 @@ def test_an_experiment_that_is_ended_ends_its_verifiers(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_verifier_that_is_not_heard_of_yet_ends_with_its_experiment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One was loading its target: it went on, with 9 GB."""
+    server = faults.Restarted(flags=[])
+
+    class Loading:
+        """An experiment is ended while it waits for the verifier's address."""
+
+        returncode = 0
+
+        def __init__(self, *_: object, **__: object) -> None:
+            self.pid = 0
+            self.stdout = self
+
+        def readline(self) -> str:
+            raise KeyboardInterrupt
+
+        def communicate(self) -> None:
+            """As if it had ended."""
+
+    def kill(pid: int, number: int) -> None:
+        killed.append((pid, number))
+
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr("benchmarks.real.faults.subprocess.Popen", Loading)
+    monkeypatch.setattr("benchmarks.real.faults.os.kill", kill)
+    with pytest.raises(KeyboardInterrupt), server.running():
+        pytest.fail("it was not started")
+    assert killed == [(0, signal.SIGKILL)]
+
+
+def test_answers_of_a_folder_go_through_faults_in_float32(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A GGUF file was all that could be asked and could judge."""
+    prompts = [
+        Prompt("chat", name, [{"role": "user", "content": "a b c d"}])
+        for name in ("31", "2")  # drawn by name: the verifier is killed, the connection is cut
+    ]
+    prompts.append(Prompt("chat", "3", [{"role": "user", "content": "longer than --prompt"}]))
+    (tmp_path / "prompts.jsonl").write_text("".join(as_line(one) + "\n" for one in prompts))
+    flags: list[str] = []
+    of = faults.Restarted.of
+
+    def noted(target: str, some: list[str], *, threads: int) -> Restarted:
+        flags.extend(some)
+        return of(target, some, threads=threads)
+
+    monkeypatch.setattr(faults.Restarted, "of", noted)
+    target = str(pair / "target")
+    run = ["faults", str(tmp_path), target, "--bundle", str(pair / "out" / "bundle")]
+    run += ["--server-drafter", f"independent:{target}", "--answers", "9"]
+    run += ["--prompt", "8"]
+    assert main([*run, "--tokens", "8", "--threads", "1"]) == 0
+    assert "--dtype=float32" in flags
+    assert faults.options_of(target, threads=1).dtype == "float32"
+    asked = list(read(tmp_path / "faults.jsonl"))
+    assert [(line["draft"], line["temperature"], line["fault"]) for line in asked] == [
+        ("server", 0.0, "kill"),
+        ("server", 1.0, "cut"),
+    ]
+    assert all(line["verified"] for line in asked)
+    assert all(line["same"] for line in read(tmp_path / "faults_judged.jsonl"))
+    capsys.readouterr()
+    assert main(["tables", str(tmp_path)]) == 0
+    assert "| **all** |  | 2 | 1 | 1 | 2 | 2 |" in capsys.readouterr().out
+
+
 def test_branches_write_what_a_device_writes_from_there(pair: Path) -> None:
     sibling = Sibling(pair / "out" / "bundle")
     starts = [3, 5, 8]
