@@ -46,6 +46,8 @@ TITLES = {
     "real_crowd": "A real pair: clients that come and go",
     "real_mixture": "A mixture of experts with random weights: drafted and not",
     "real_faults": "A real pair: answers through cuts and kills",
+    "real_faults_05b": "The same with the 0.5B file at both ends",
+    "real_faults_float32": "The same with the 1.5B target as a folder, in float32",
     "real_everyday": "A real pair: what people do all day, through cuts and kills",
     "real_links": "A real pair: device and server, by link and time of a forward",
     "real_peers": "A real pair: beside llama.cpp",

@@ -230,6 +230,12 @@ def parser() -> argparse.ArgumentParser:
 
     shown = _verb(verbs, "tables", _tables, "print, and with --out write, the tables")
     shown.add_argument("--out", type=Path, metavar="DIR")
+    shown.add_argument(
+        "--suffix",
+        default="",
+        metavar="WORD",
+        help="real_faults becomes real_faults_WORD: of another pair, beside the results there are",
+    )
     return made
 
 
@@ -585,6 +591,8 @@ def _show(
     text = table(result)
     print(text, file=sys.stdout)
     if args.out is not None:
+        if args.suffix:
+            name = f"{name}_{args.suffix}"
         write_result(args.out / name, json.loads(json.dumps(result)), text)
 
 

@@ -155,8 +155,12 @@ def test_answers_of_a_folder_go_through_faults_in_float32(
     assert all(line["verified"] for line in asked)
     assert all(line["same"] for line in read(tmp_path / "faults_judged.jsonl"))
     capsys.readouterr()
-    assert main(["tables", str(tmp_path)]) == 0
+    assert main(["tables", str(tmp_path), "--out", str(tmp_path), "--suffix", "float32"]) == 0
     assert "| **all** |  | 2 | 1 | 1 | 2 | 2 |" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.glob("real_*")) == [
+        "real_faults_float32.json",
+        "real_faults_float32.md",
+    ]
 
 
 def test_branches_write_what_a_device_writes_from_there(pair: Path) -> None:
