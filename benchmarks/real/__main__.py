@@ -46,6 +46,7 @@ from benchmarks.provenance import write_result
 from benchmarks.real import (
     acceptance,
     answers,
+    assisted,
     cuts,
     everyday,
     exact,
@@ -171,6 +172,14 @@ def parser() -> argparse.ArgumentParser:
     beside.add_argument("--prompts", type=int, default=20)
     beside.add_argument("--tokens", type=int, default=48, help="of an answer")
     beside.add_argument("--threads", type=int, default=1)
+    beside.add_argument(
+        "--assisted",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of the prompts so many in transformers too, plain and by assisted generation",
+    )
+    beside.add_argument("--dtype", default="bfloat16", help="of transformers' weights")
 
     broken = _verb(verbs, "faults", _faults, "through sockets, with cuts and kills")
     broken.add_argument("target", help="folder, hub id or GGUF file")
@@ -495,6 +504,15 @@ def _peers(args: argparse.Namespace) -> None:
         out,
         tokens=args.tokens,
         threads=args.threads,
+    )
+    assisted.speeds(
+        args.target,
+        args.sibling,
+        some[: args.assisted],
+        out,
+        tokens=args.tokens,
+        threads=args.threads,
+        dtype=args.dtype,
     )
 
 

@@ -16,10 +16,12 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import psutil
 
 from benchmarks.kit.figures import listing, titled
 from benchmarks.kit.progress import say
-from benchmarks.real.lines import Lines
+from benchmarks.real import assisted
+from benchmarks.real.lines import Line, Lines
 from benchmarks.real.sibling import Sibling
 from benchmarks.real.timing import Work, milliseconds_in_turn
 from moa.bundle import Bundle
@@ -53,7 +55,7 @@ def device_steps(bundle: Path, small: Path, out: Lines, *, threads: int) -> None
     )
     theirs = Runtime(load(find("")), small, shape)
     rng = np.random.default_rng(0)
-    text = rng.integers(1000, 90000, _PROMPT).tolist()
+    text = rng.integers(sibling.vocabulary // 2, size=_PROMPT).tolist()  # no special tokens
     rows = KVBuffer(sibling.graph.cache)
     rows.reserve(2 * _PAST)
     silence = np.zeros((1, 1, 1), np.float32)
@@ -70,7 +72,7 @@ def device_steps(bundle: Path, small: Path, out: Lines, *, threads: int) -> None
 
         works: dict[str, Work] = {"ours": partial(call.run, silence), "llama.cpp": llama}
         found = milliseconds_in_turn(works, _TIMES)
-        out.add(f"step/{count}", tokens=count, **found)
+        out.add(f"step/{count}", tokens=count, load=_load(), **found)
         say(f"step of {count}: {found}")
 
     loaded = LoadedGraph.load(Bundle.open(bundle), threads=threads)
@@ -83,9 +85,14 @@ def device_steps(bundle: Path, small: Path, out: Lines, *, threads: int) -> None
         theirs.run([Run(0, 0, text, [len(text) - 1])])
 
     found = milliseconds_in_turn({"ours": read_ours, "llama.cpp": read_theirs}, 3)
-    out.add("prompt", tokens=_PROMPT, **found)
+    out.add("prompt", tokens=_PROMPT, load=_load(), **found)
     say(f"prompt of {_PROMPT}: {found}")
     theirs.close()
+
+
+def _load() -> float:
+    """Of the machine, in the last minute."""
+    return round(psutil.getloadavg()[0], 1)
 
 
 Drafting = Callable[[list[int]], list[int]]
@@ -102,6 +109,9 @@ def speeds(
     threads: int,
 ) -> None:
     """Tokens a second of answers to these prompts, by who drafts and who verifies."""
+    prompts = [(key, ids) for key, ids in prompts if f"speed/{key}" not in out]
+    if not prompts:
+        return
     options = LoadOptions(slots=2, capacity=1024, threads=threads)  # the prompt's and the answer's
     exact = LlamaTarget.open(str(big), options)
     free = LlamaTarget.open(str(big), replace(options, exact=False))
@@ -111,8 +121,6 @@ def speeds(
     theirs = Runtime(load(find("")), small, shape)
     ours = LoadedGraph.load(Bundle.open(bundle), threads=threads)
     for key, ids in prompts:
-        if f"speed/{key}" in out:
-            continue
         drafter = ours.drafter()
 
         def sibling(log: list[int], drafter: OnnxDrafter = drafter) -> list[int]:
@@ -202,10 +210,18 @@ def _answer(
 def figures(out: Lines) -> dict[str, Any]:
     """As they were found, and means of speeds."""
     found = out.found.values()
-    answers = [line["ways"] for line in found if line["key"].startswith("speed/")]
+    return {
+        "steps": [line for line in found if line["key"].startswith(("step/", "prompt"))],
+        "ways": _means([line for line in found if line["key"].startswith("speed/")]),
+        "library": _of_library(assisted.answers(out)),
+    }
+
+
+def _means(answers: Sequence[Line]) -> list[dict[str, Any]]:
+    """Of each way, over all answers."""
     ways = []
-    for way in answers[0] if answers else ():
-        ones = [answer[way] for answer in answers]
+    for way in answers[0]["ways"] if answers else ():
+        ones = [answer["ways"][way] for answer in answers]
         tokens = sum(one["tokens"] for one in ones)
         ways.append(
             {
@@ -216,10 +232,15 @@ def figures(out: Lines) -> dict[str, Any]:
                 "shared": tokens / sum(one["verify"] + one["draft"] for one in ones),
             }
         )
-    return {
-        "steps": [line for line in found if line["key"].startswith(("step/", "prompt"))],
-        "ways": ways,
-    }
+    return ways
+
+
+def _of_library(answers: Sequence[Line]) -> dict[str, Any]:
+    """Means of what transformers answered; nothing where it was not asked."""
+    if not answers:
+        return {}
+    dtypes = " and ".join(sorted({answer["dtype"] for answer in answers}))
+    return {"dtype": dtypes, "ways": _means(answers), "said": assisted.said(answers)}
 
 
 def _step_name(step: Mapping[str, Any]) -> str:
@@ -234,31 +255,43 @@ _STEP_COLUMNS: dict[str, str | Callable[[Mapping[str, Any]], str]] = {
     "our int4 bundle": "{ours:.1f} ms",
     "llama.cpp, Q4_K_M": lambda step: f"{step['llama.cpp']:.1f} ms",
     "times": lambda step: f"{step['llama.cpp'] / step['ours']:.2f}",
+    "load of the machine": lambda step: f"{step.get('load', '-')}",
 }
 
 
 def tables(result: dict[str, Any]) -> str:
     """Steps and speeds, each as far as it was measured."""
     parts = []
-    if result["steps"]:
-        parts.append(("A step of the device", listing(result["steps"], _STEP_COLUMNS)))
-    if result["ways"]:
-        plain = next((way for way in result["ways"] if way["tokens_a_round"] == 1), None)
+    said = []
+    if steps := result["steps"]:
+        parts.append(("A step of the device", listing(steps, _STEP_COLUMNS)))
+        mean = fmean(one["llama.cpp"] / one["ours"] for one in steps if one["key"] != "prompt")
+        said.append(f"Steps: {mean:.2f} times in the mean.")
+    if ways := result["ways"]:
+        title = f"Greedy answers of one core, {ways[0]['answers']} prompts"
+        parts.append((title, _speeds(ways)))
+    if library := result["library"]:
+        count = library["ways"][0]["answers"]
+        title = f"The same in transformers, weights in {library['dtype']}, {count} of the prompts"
+        parts.append((title, _speeds(library["ways"])))
+        said.append(library["said"])
+    return f"{titled(*parts)}\n\n{' '.join(said)}".strip()
 
-        def times_plain(way: Mapping[str, Any]) -> str:
-            if plain is None:
-                return "-"
-            return f"{way['own_machine'] / plain['own_machine']:.2f}"
 
-        columns: dict[str, str | Callable[[Mapping[str, Any]], str]] = {
-            "": "{way}",
-            "tokens a round": "{tokens_a_round:.2f}",
-            "tokens/s, drafts made elsewhere": "{own_machine:.1f}",
-            "times plain": times_plain,
-            "tokens/s, drafts made on the same core": "{shared:.1f}",
-        }
-        title = f"Greedy answers of one core, {result['ways'][0]['answers']} prompts"
-        parts.append((title, listing(result["ways"], columns)))
-    mean = [one["llama.cpp"] / one["ours"] for one in result["steps"] if one["key"] != "prompt"]
-    said = f"Steps: {fmean(mean):.2f} times in the mean." if mean else ""
-    return f"{titled(*parts)}\n\n{said}".strip()
+def _speeds(ways: Sequence[Mapping[str, Any]]) -> str:
+    """Tokens a second by way, beside the first that decodes plainly."""
+    plain = next((way for way in ways if way["tokens_a_round"] == 1), None)
+
+    def times_plain(way: Mapping[str, Any]) -> str:
+        if plain is None:
+            return "-"
+        return f"{way['own_machine'] / plain['own_machine']:.2f}"
+
+    columns: dict[str, str | Callable[[Mapping[str, Any]], str]] = {
+        "": "{way}",
+        "tokens a round": "{tokens_a_round:.2f}",
+        "tokens/s, drafts made elsewhere": "{own_machine:.1f}",
+        "times plain": times_plain,
+        "tokens/s, drafts made on the same core": "{shared:.1f}",
+    }
+    return listing(ways, columns)

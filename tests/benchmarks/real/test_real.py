@@ -12,8 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks.real import acceptance, cuts, exact, faults, forwards, links, mixture, serving
+from benchmarks.real import (
+    acceptance,
+    assisted,
+    cuts,
+    exact,
+    faults,
+    forwards,
+    links,
+    mixture,
+    peers,
+    serving,
+)
 from benchmarks.real.__main__ import main
 from benchmarks.real.faults import Restarted
 from benchmarks.real.lines import Lines, read
@@ -40,6 +52,7 @@ from testing.gguf_tiny import save as save_gguf
 from testing.tiny import save_tiny, tiny
 
 SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
+_LONG = {"max_position_embeddings": 2048}
 TEXT = [20, 31, 42, 53, 64, 75, 86, 97]
 PROBLEM = {
     "task_id": "HumanEval/7",
@@ -53,10 +66,10 @@ PROBLEM = {
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny target, and the bundle of a tiny sibling."""
     folder = tmp_path_factory.mktemp("real")
-    save_tiny("llama", folder / "target")
+    save_tiny("llama", folder / "target", **_LONG)
     template = "{% for one in messages %}{{ one.content }}{% endfor %}"
     (folder / "target" / "chat_template.jinja").write_text(template)
-    save_tiny("llama", folder / "small", seed=5, **SMALL)
+    save_tiny("llama", folder / "small", seed=5, **SMALL, **_LONG)
     words = ["setup", str(folder / "target"), "--sibling", str(folder / "small")]
     assert export([*words, "--out", str(folder / "out"), "-v", "cpu-fp32"]) == 0
     return folder
@@ -403,6 +416,54 @@ def test_every_way_to_draft_is_asked_and_the_server_only_where_it_can() -> None:
     assert all(with_server.count(draft) > 30 for draft in faults.DRAFTS)
     without = {faults.drafting_of(task, server=False) for task in tasks}
     assert without == set(faults.DRAFTS) - {"server"}
+
+
+def test_peers_answer_the_same_prompts_and_again_only_what_is_missing(
+    pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need_llama()
+    prompts = [Prompt("chat", f"p{n}", [{"role": "user", "content": "ab" * n}]) for n in (2, 3)]
+    (tmp_path / "prompts.jsonl").write_text("".join(as_line(one) + "\n" for one in prompts))
+    files = [
+        str(save_gguf(tiny("llama", **_LONG), tmp_path / "big.gguf")),
+        str(save_gguf(tiny("llama", seed=5, **SMALL, **_LONG), tmp_path / "small.gguf")),
+    ]
+    words = ["peers", str(tmp_path), *files, "--bundle", str(pair / "out" / "bundle")]
+    words += ["--tokens", "12", "--dtype", "float32"]
+    assert main([*words, "--prompts", "1"]) == 0
+    before = (tmp_path / "peers.jsonl").read_text()
+    for _ in range(2):
+        assert main([*words, "--prompts", "2", "--assisted", "2"]) == 0
+    lines = list(read(tmp_path / "peers.jsonl"))
+    assert len(lines) == len(peers.STEPS) + 1 + 2 * 2
+    assert (tmp_path / "peers.jsonl").read_text().startswith(before)
+    capsys.readouterr()
+    assert main(["tables", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "Greedy answers of one core, 2 prompts" in shown
+    assert "weights in float32, 2 of the prompts" in shown
+    assert "In 2 of 2 answers the assisted text is the plain one." in shown
+
+
+@pytest.mark.parametrize("helper", ["itself", "another"])
+def test_transformers_answers_are_its_own_whoever_assists_and_the_prompt_is_read_before(
+    tmp_path: Path, helper: str
+) -> None:
+    big = save_tiny("qwen2", tmp_path / "big")
+    seed = 0 if helper == "itself" else 5
+    small = save_tiny("qwen2", tmp_path / "small", seed=seed)
+    out = Lines(tmp_path / "peers.jsonl")
+    assisted.speeds(big, small, [("a@0", TEXT)], out, tokens=20, threads=1, dtype="float32")
+    model: Any = tiny("qwen2")
+    model.generation_config.eos_token_id = None
+    wanted = model.generate(torch.tensor([TEXT]), max_new_tokens=20, do_sample=False)
+    (line,) = assisted.answers(out)
+    plain, helped = line["ways"].values()
+    assert plain["ids"] == helped["ids"] == wanted[0, len(TEXT) :].tolist()
+    # Each forward is of what is new: the last token of the prompt first, and the drafts behind it.
+    assert plain["forwards"] == [1] * 20
+    assert (len(helped["forwards"]) < 20) == (helper == "itself")
+    assert plain["draft"] == 0 < helped["draft"]
 
 
 def test_forwards_are_timed_beside_llama_cpps_own_and_again_only_what_is_missing(
