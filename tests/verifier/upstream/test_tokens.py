@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,6 +41,49 @@ def test_words_are_encoded_as_the_device_would_have_written_them() -> None:
         ids += tokens.add(character)
     ids += tokens.rest()
     assert ids == TOKENS.encode(text)
+
+
+class LikeLargeModels:
+    """A tokenizer of the kind that Llama 3 and Qwen have, as far as this is about: a line break
+    belongs to the sign before it, and a word of two characters may be one token."""
+
+    _TOKEN = re.compile(r"今天|天气| ?\w| ?[^\s\w]+\n*|\s*\n|\s+(?!\S)|\s")
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def encode(self, text: str) -> list[int]:
+        found = self._TOKEN.findall(text)
+        self._texts += [token for token in found if token not in self._texts]
+        return [self._texts.index(token) for token in found]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self._texts[token] for token in ids)
+
+
+LARGE_TEXTS = [
+    "if a:\n    return [1]\n\n```\nb();\n",
+    "1. A:\n\n2. B.\n\n- c,\n  d!\n",
+    "今天天气。\n今天。\n\n天气",
+    "a" + "?\n" * 99,
+]
+
+
+@pytest.mark.parametrize("text", LARGE_TEXTS)
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_text_has_as_many_tokens_in_pieces_as_it_has_in_the_whole(
+    text: str, *, begins: bool
+) -> None:
+    """Else an answer of an engine with the device's own tokenizer ends before its last token."""
+    large = LikeLargeModels()
+    written = large.encode(text)
+    assert large.decode(written) == text
+    tokens = TokensOfText(large.encode, large.decode, begins=begins)
+    ids: list[int] = []
+    for token in written:
+        ids += tokens.add(large.decode([token]))
+    ids += tokens.rest()
+    assert ids == written
 
 
 def test_the_first_text_of_an_answer_is_not_kept_back() -> None:
