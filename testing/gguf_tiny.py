@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel
 from moa.errors import UsageError
 from moa.llama.library import find
 from moa.target.families import facts_of
-from testing.tiny import BOS, EOS, PAD, UNK
+from testing.tiny import BOS, EOS, PAD, UNK, tiny
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -312,3 +313,70 @@ def save_mamba(path: Path, *, layers: int = 2, width: int = 64, vocab_size: int 
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def save_hybrid(path: Path, *, width: int = 64, vocab_size: int = 128) -> Path:
+    """A random model of the family LFM2: every other layer keeps the last tokens of a convolution,
+    the others keys and values."""
+    import gguf
+
+    heads = 4
+    kv_heads = [0, 2, 0, 2]  # by layer; a convolution has none
+    kernel = 3
+    inner = 2 * width
+    draw = np.random.default_rng(0)
+
+    def weight(*shape: int, scale: float = 0.3) -> np.ndarray:
+        return (scale * draw.standard_normal(shape)).astype(np.float32)
+
+    writer = gguf.GGUFWriter(str(path), "lfm2")
+    writer.add_context_length(512)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_block_count(len(kv_heads))
+    writer.add_shortconv_l_cache(kernel)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(vocab_size)
+    _add_vocabulary(writer, vocab_size)
+    writer.add_tensor("token_embd.weight", weight(vocab_size, width, scale=1.0))
+    writer.add_tensor("token_embd_norm.weight", np.ones(width, np.float32))  # the last norm
+    writer.add_tensor("output.weight", weight(vocab_size, width, scale=1.0))
+    head_dim = width // heads
+    for layer, kv in enumerate(kv_heads):
+        block = f"blk.{layer}."
+        writer.add_tensor(block + "attn_norm.weight", np.ones(width, np.float32))
+        writer.add_tensor(block + "ffn_norm.weight", np.ones(width, np.float32))
+        writer.add_tensor(block + "ffn_gate.weight", weight(inner, width))
+        writer.add_tensor(block + "ffn_up.weight", weight(inner, width))
+        writer.add_tensor(block + "ffn_down.weight", weight(width, inner))
+        if kv == 0:
+            writer.add_tensor(block + "shortconv.conv.weight", weight(width, kernel))
+            writer.add_tensor(block + "shortconv.in_proj.weight", weight(3 * width, width))
+            writer.add_tensor(block + "shortconv.out_proj.weight", weight(width, width))
+            continue
+        writer.add_tensor(block + "attn_q_norm.weight", np.ones(head_dim, np.float32))
+        writer.add_tensor(block + "attn_k_norm.weight", np.ones(head_dim, np.float32))
+        writer.add_tensor(block + "attn_q.weight", weight(width, width))
+        writer.add_tensor(block + "attn_k.weight", weight(kv * head_dim, width))
+        writer.add_tensor(block + "attn_v.weight", weight(kv * head_dim, width))
+        writer.add_tensor(block + "attn_output.weight", weight(width, width, scale=0.1))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+RECURRENT: dict[str, Callable[[Path], Path]] = {"mamba": save_mamba, "lfm2": save_hybrid}
+"""Families that keep a running state, in all layers or in some; `testing/tiny.py` has none of them."""
+
+
+def save_family(family: str, path: Path) -> Path:
+    """A tiny file of any family that is tried."""
+    if family in RECURRENT:
+        return RECURRENT[family](path)
+    how = {"query_pre_attn_scalar": 16} if family == "gemma3" else {}
+    return save(tiny(family, **how), path)

@@ -1,9 +1,10 @@
-"""A recurrent model holds no tokens that could be taken back: drafts that are wrong, and beginnings
-that are shared, go through copies of its state."""
+"""A recurrent or hybrid model holds no tokens that could be taken back: drafts that are wrong, and
+beginnings that are shared, go through copies of its state."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,15 @@ from moa.target.rows import Row
 from testing import gguf_tiny
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> LlamaTarget:
+@pytest.fixture(params=gguf_tiny.RECURRENT)
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LlamaTarget]:
     gguf_tiny.need_llama()
-    file = gguf_tiny.save_mamba(tmp_path / "mamba.gguf")
+    file = gguf_tiny.save_family(request.param, tmp_path / "model.gguf")
     made = open_target(str(file), LoadOptions(slots=3, capacity=256, threads=1))
     assert isinstance(made, LlamaTarget)
-    return made
+    assert made.runtime.recurrent
+    yield made
+    made.close()
 
 
 def plain(target: LlamaTarget, ids: list[int], count: int) -> list[int]:

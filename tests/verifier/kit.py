@@ -18,6 +18,7 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from websockets.asyncio.client import connect
 
@@ -42,6 +43,8 @@ LIMITS = Limits(
     max_context_tokens=160, max_prompt_tokens=150, max_guess_tokens=32, max_tree_nodes=32
 )
 SETTINGS = Settings(port=0, slots=8, limits=LIMITS)
+LOGPROB_ROUNDING = 1e-4
+"""How far a log-probability may be from that of `logits`, by the order of sums."""
 PATIENCE = 100.0  # seconds; much longer than anything takes, so that only a hang reaches it
 
 
@@ -223,6 +226,13 @@ def generate(
             logits_processor=[] if sampling is None or sampling.plain_greedy else [chosen],
         )
     return [int(token) for token in out[0, len(ids) :]]
+
+
+def logits(ids: Sequence[int]) -> NDArray[np.float32]:
+    """The library's own after each of these tokens, `[tokens, vocabulary]`."""
+    with torch.inference_mode():
+        found: NDArray[np.float32] = model()(torch.tensor([list(ids)])).logits[0].float().numpy()
+    return found
 
 
 def draft_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:

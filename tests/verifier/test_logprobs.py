@@ -19,18 +19,18 @@ COUNT = 24
 
 def check(session: ClientSession, start: int) -> None:
     """Every token's own, and the likeliest ones, by one forward of the whole log."""
-    with torch.inference_mode():
-        logits = kit.model()(torch.tensor([session.log])).logits[0].float()
-    truth = logits.log_softmax(-1)
+    truth = torch.from_numpy(kit.logits(session.log)).log_softmax(-1)
     assert sorted(session.token_logprobs) == list(range(start, len(session.log)))
     for position, told in session.token_logprobs.items():
         row = truth[position - 1]
-        assert told.logprob == pytest.approx(float(row[session.log[position]]), abs=1e-4)
+        assert told.logprob == pytest.approx(
+            float(row[session.log[position]]), abs=kit.LOGPROB_ROUNDING
+        )
         assert [logprob for _, logprob in told.top] == pytest.approx(
-            row.topk(TOP).values.tolist(), abs=1e-4
+            row.topk(TOP).values.tolist(), abs=kit.LOGPROB_ROUNDING
         )
         assert [float(row[id]) for id, _ in told.top] == pytest.approx(
-            [p for _, p in told.top], abs=1e-4
+            [p for _, p in told.top], abs=kit.LOGPROB_ROUNDING
         )
 
 

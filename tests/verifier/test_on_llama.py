@@ -1,5 +1,6 @@
-"""The verifier's own tests of rounds, streams, guesses, sampling, cuts, resumes and evictions once
-more, with llama.cpp behind it. The truth is what the same file says a token at a time."""
+"""The verifier's own tests of rounds, streams, guesses, sampling, log-probabilities, cuts, resumes,
+evictions and faults once more, with llama.cpp behind it, and those of a running state. The truth is
+what the same file says a token at a time."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from cloud_verifier.model import Served, serve_model
 from cloud_verifier.settings import Settings
@@ -24,13 +28,13 @@ from moa.target.rows import Row
 from moa.wire.codes import Code
 from moa.wire.messages import Error, StreamTokens
 from testing import gguf_tiny
-from testing.tiny import tiny
 from tests.verifier import kit, test_exact
 from tests.verifier.test_foresee import (
     test_a_stream_that_waits_ends_when_it_is_cancelled_when_its_edge_goes_and_when_the_server_drains,
     test_a_waiting_stream_gives_its_slot_to_others_and_takes_another_when_it_goes_on,
     test_where_nothing_was_foreseen_the_server_goes_on_by_itself,
 )
+from tests.verifier.test_logprobs import test_drafted_and_streamed_tokens_have_the_targets_own
 from tests.verifier.test_service import (
     test_a_conversation_runs_only_its_new_tokens,
     test_a_stop_string_ends_a_turn_with_the_token_that_completes_it,
@@ -43,6 +47,7 @@ __all__ = [
     "test_a_stream_stops_when_nobody_listens_and_resumes_exactly",
     "test_a_stream_that_waits_ends_when_it_is_cancelled_when_its_edge_goes_and_when_the_server_drains",
     "test_a_waiting_stream_gives_its_slot_to_others_and_takes_another_when_it_goes_on",
+    "test_drafted_and_streamed_tokens_have_the_targets_own",
     "test_where_nothing_was_foreseen_the_server_goes_on_by_itself",
 ]
 CAPACITY = 256
@@ -53,8 +58,7 @@ def file_of(family: str) -> Path:
     """A tiny model of a family, in a file that lasts as long as the tests."""
     folder = Path(tempfile.mkdtemp(prefix="gguf-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    how = {"query_pre_attn_scalar": 16} if family == "gemma3" else {}
-    return gguf_tiny.save(tiny(family, **how), folder / f"{family}.gguf")
+    return gguf_tiny.save_family(family, folder / f"{family}.gguf")
 
 
 def opened(family: str, *, slots: int = 1, capacity: int = CAPACITY) -> LlamaTarget:
@@ -89,15 +93,30 @@ def said(
     return tuple(log[len(ids) :])
 
 
+def known(family: str) -> Any:
+    """What tests ask of the library's model."""
+    facts = alone(family).facts
+    return SimpleNamespace(
+        config=SimpleNamespace(model_type=family, vocab_size=facts.vocab_size),
+        generation_config=SimpleNamespace(eos_token_id=facts.eos_ids[0]),
+    )
+
+
+@pytest.fixture(params=["llama", "lfm2"])
+def family(request: pytest.FixtureRequest) -> str:
+    """Of all targets, where a test does not name others: a dense one, and a hybrid one, whose state
+    cannot be cut."""
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(autouse=True)
-def llama(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LlamaTarget]]:
+def llama(monkeypatch: pytest.MonkeyPatch, family: str) -> Iterator[list[LlamaTarget]]:
     """Every target that the kit makes, and every truth."""
     gguf_tiny.need_llama()
     made: list[LlamaTarget] = []
 
-    def served(
-        settings: Settings = kit.SETTINGS, *, family: str = "llama", decode: Any = None, **_: Any
-    ) -> Served:
+    def served(settings: Settings = kit.SETTINGS, *, decode: Any = None, **_: Any) -> Served:
         target = opened(family, slots=settings.slots, capacity=settings.slot_capacity)
         made.append(target)
         return serve_model(target, None, decode=decode)
@@ -105,13 +124,20 @@ def llama(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LlamaTarget]]:
     def generated(
         ids: Sequence[int], count: int, sampling: SamplingSettings | None = None
     ) -> list[int]:
-        return list(said("llama", tuple(ids), count, sampling or SamplingSettings()))
+        return list(said(family, tuple(ids), count, sampling or SamplingSettings()))
 
     def generate(
         model: Any, ids: Sequence[int], count: int, sampling: SamplingSettings | None = None
     ) -> list[int]:
-        family = {"gemma3_text": "gemma3"}.get(model.config.model_type, model.config.model_type)
-        return list(said(family, tuple(ids), count, sampling or SamplingSettings()))
+        return generated(ids, count, sampling)
+
+    def logits(ids: Sequence[int]) -> NDArray[np.float32]:
+        target = alone(family)
+        slot = target.cache.acquire()
+        step = target.forward([Row.chain(slot, ids, "all")])
+        found = step.host_logits([Node(0, place) for place in range(len(ids))])
+        target.cache.release(slot)
+        return found
 
     def chain_draft(
         rng: Random, truth: Sequence[int], pending: int, nodes: int, vocab: int = kit.VOCAB
@@ -123,7 +149,11 @@ def llama(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LlamaTarget]]:
     monkeypatch.setattr(kit, "served", served)
     monkeypatch.setattr(kit, "generated", generated)
     monkeypatch.setattr(kit, "generate", generate)
+    monkeypatch.setattr(kit, "logits", logits)
+    if family in gguf_tiny.RECURRENT:
+        monkeypatch.setattr(kit, "LOGPROB_ROUNDING", 5e-3)  # of keys and values in float16
     monkeypatch.setattr(kit, "random_draft", chain_draft)
+    monkeypatch.setattr(test_exact, "library", known)
     test_exact.speech.cache_clear()
     yield made
     test_exact.speech.cache_clear()
@@ -139,6 +169,9 @@ def llama(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LlamaTarget]]:
         ("qwen2", test_exact.SAMPLED),
         ("qwen3", test_exact.GREEDY),
         ("gemma3", test_exact.SAMPLED),
+        ("mamba", test_exact.GREEDY),
+        ("lfm2", test_exact.SAMPLED),
+        ("lfm2", test_exact.GREEDY),
     ],
     ids=lambda one: one if isinstance(one, str) else "sampled" if one.temperature else "greedy",
 )
