@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -26,6 +27,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from edge_client.device import embedded_bundle
+from moa.bundle import MANIFEST
 from moa.cli import up as up_command
 from moa.cli.installed import LLAMA_CPP, PACKAGES
 from moa.cli.moa_edge import main as moa_edge
@@ -423,6 +425,27 @@ def test_a_command_is_on_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -
     up_command._show_addresses(options, place)
     lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
     assert f"edge-client chat --bundle {place.bundle} --verifier ws://h:8765" in lines
+
+
+def test_a_model_without_a_chat_template_is_not_offered_for_a_chat(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A base model: the page was offered, and refused every message."""
+    place = up_command.Place(page="http://h:1", verifier="ws://h:2", bundle="/b", chats=False)
+    options = argparse.Namespace(json=False, target="t", no_browser=True)
+    up_command._show_addresses(options, place)
+    said = capsys.readouterr().err
+    assert "edge-client chat " not in said
+    assert "edge-client generate --raw --bundle /b --verifier ws://h:2 TEXT" in said
+    assert "http://h:1/v1/completions" in said
+    assert up_command._has_chat_template("")
+    assert up_command._has_chat_template(str(EMBEDDED))
+    bare = tmp_path / "bare"
+    shutil.copytree(EMBEDDED, bare)
+    manifest = json.loads((bare / MANIFEST).read_text())
+    manifest["tokenizer"]["chat_template"] = None
+    (bare / MANIFEST).write_text(json.dumps(manifest))
+    assert not up_command._has_chat_template(str(bare))
 
 
 _STUCK = """

@@ -97,7 +97,10 @@ class TextCodec:
         """Return a conversation as one text, up to the start of the assistant's answer. `template`
         holds variables that the chat template may read."""
         if self._template is None:
-            raise UsageError("this bundle has no chat template", hint="use `generate --raw`")
+            raise UsageError(
+                "this bundle has no chat template",
+                hint="let it continue a text: /v1/completions, or `edge-client generate --raw`",
+            )
         return self._template.render(messages, self._special_tokens, template or {})
 
     def plain(self, text: str) -> list[int]:

@@ -83,6 +83,8 @@ class Place:
     verifier: str
     bundle: str
     """Empty for the embedded one."""
+    chats: bool = True
+    """Whether the models have a chat template: a base model has none, and continues texts."""
 
 
 DESCRIPTION = (
@@ -251,12 +253,27 @@ async def _start_and_watch(options: argparse.Namespace) -> int:
             stack.push_async_callback(verifier.end)
             await _load(verifier)
             device, page = await _endpoint(stack, options, bundle, verifier.address)
-            _show_addresses(options, Place(page=page, verifier=verifier.address, bundle=bundle))
+            _show_addresses(
+                options,
+                Place(
+                    page=page,
+                    verifier=verifier.address,
+                    bundle=bundle,
+                    chats=_has_chat_template(bundle),
+                ),
+            )
             _say(
                 "to try a cut: turn off the switch Verifier on the page, or kill the verifier,"
                 f" which is started again: kill -9 {verifier.process_id}"
             )
             await _watch(verifier, device)
+
+
+def _has_chat_template(bundle: str) -> bool:
+    """Whether a conversation can be rendered as a text; the embedded bundle's can."""
+    from moa.bundle import Bundle
+
+    return not bundle or Bundle.open(bundle).manifest.tokenizer.chat_template is not None
 
 
 async def _watch(verifier: Verifier, device: asyncio.subprocess.Process) -> NoReturn:
@@ -547,8 +564,14 @@ def _show_addresses(options: argparse.Namespace, place: Place) -> None:
     _say(f"chat page at {place.page}, OpenAI's API at {place.page}/v1; Ctrl-C ends all")
     bundle = f" --bundle {place.bundle}" if place.bundle else ""
     target = f" --target {options.target}" if options.target else ""
+    if not place.chats:
+        _say(
+            "this model has no chat template: it continues texts, and answers no message of a chat"
+        )
+        _say(f"  {place.page}/v1/completions takes a prompt; the page can ask it nothing")
+    command, text = ("chat", "") if place.chats else ("generate --raw", " TEXT")
     _say("in a terminal:")
-    _say(f"  edge-client chat{bundle} --verifier {place.verifier}")
+    _say(f"  edge-client {command}{bundle} --verifier {place.verifier}{text}")
     _say("with the verifier on another machine:")
     _say(
         "  there: cloud-verifier token new --name laptop --append tokens.txt    # prints TOKEN once"
