@@ -223,7 +223,7 @@ def test_the_protocol_is_described() -> None:
     text = (ROOT / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
     assert all(
         f"<!-- generated: {part} -->" in text
-        for part in ("client", "server", "structures", "codes", "closes")
+        for part in ("types", "client", "server", "structures", "codes", "closes")
     )
     assert all(f"| `{code.value}` |" in text for code in Code)
     assert '### Stream `"stream"`' in text

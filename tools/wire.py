@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from types import UnionType
-from typing import get_args
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
 from moa.wire import codes, messages
+
+_TYPES = (
+    "SessionId",
+    "TokenId",
+    "Ids",
+    "Position",
+    "Round",
+    "Count",
+    "Milliseconds",
+    "Digest",
+    "Parent",
+    "NegLogProb",
+    "Name",
+    "Top",
+    "RowRange",
+    "RecordDtype",
+    "Finish",
+)
+"""Names in `moa.wire.messages` that stand for a type of fields."""
 
 
 def message_lists(direction: UnionType) -> str:
@@ -20,8 +40,31 @@ def message_lists(direction: UnionType) -> str:
 
 def structure_lists() -> str:
     """The structures inside messages."""
-    kinds = (messages.Sampling, messages.RecordContract, messages.WireLimits)
+    kinds = (
+        messages.Sampling,
+        messages.Penalties,
+        messages.ChatMessage,
+        messages.Usage,
+        messages.RecordContract,
+        messages.WireLimits,
+    )
     return "\n\n".join(_message(kind) for kind in kinds)
+
+
+def type_table() -> str:
+    """The types of fields that have a name of their own: how each is encoded, and its range."""
+    source = Path(messages.__file__).read_text(encoding="utf-8")
+    notes = {
+        name: " ".join(note.split())
+        for name, note in re.findall(
+            r'^([A-Z]\w+) = [^\n]*\n"""(.*?)"""', source, re.MULTILINE | re.DOTALL
+        )
+    }
+    rows = [
+        f"| `{name}` | {_encoding(getattr(messages, name))} | {notes.get(name, '')} |"
+        for name in _TYPES
+    ]
+    return "\n".join(["| type | encoding and range | what it is |", "|---|---|---|", *rows])
 
 
 def code_table() -> str:
@@ -53,6 +96,7 @@ def filled(document: str) -> str:
         "client": message_lists(messages.ClientMessage),
         "server": message_lists(messages.ServerMessage),
         "structures": structure_lists(),
+        "types": type_table(),
         "codes": code_table(),
         "closes": close_table(),
     }
@@ -64,6 +108,7 @@ def filled(document: str) -> str:
 
 def _message(kind: type[msgspec.Struct]) -> str:
     info = msgspec.structs.fields(kind)
+    notes = _field_notes(inspect.getsource(kind))
     tag = kind.__struct_config__.tag
     title = f'### {kind.__name__} `"{tag}"`' if tag else f"### {kind.__name__}"
     rows = []
@@ -78,15 +123,43 @@ def _message(kind: type[msgspec.Struct]) -> str:
             default = f" = {field.default_factory()!r}"
         else:
             default = ""
-        rows.append(f"* `{field.name}: {_annotation(kind, field.name)}{default}`")
+        row = f"* `{field.name}: {_annotation(kind, field.name)}{default}`"
+        rows.append(f"{row}: {notes[field.name]}" if field.name in notes else row)
     note = " ".join((kind.__doc__ or "").split())
     return "\n".join([title, "", note, "", *rows])
 
 
 def _annotation(kind: type, name: str) -> str:
     text = str(kind.__annotations__[name])
-    text = re.sub(r"Annotated\[((?:[^\[\],]|\[[^\]]*\])+), Meta\(([^)]*)\)\]", r"\1 (\2)", text)
+    text = re.sub(
+        r"Annotated\[((?:[^\[\],]|\[(?:[^\[\]]|\[[^\]]*\])*\])+), Meta\(([^)]*)\)\]",
+        r"\1 (\2)",
+        text,
+    )
     return text.replace("|", "or")
+
+
+def _encoding(kind: Any) -> str:
+    """How a value of a type is encoded, and which values it may have, in words."""
+    if get_origin(kind) is Literal:
+        return "str: " + ", ".join(f'`"{value}"`' for value in get_args(kind))
+    if get_origin(kind) is tuple:
+        return "array of two integers, as a `Position` each"
+    base, meta = get_args(kind)
+    if base is bytes:
+        return f"bin of {meta.max_length} bytes"
+    if base is str:
+        return f"str of at most {meta.max_length} characters"
+    if base not in (int, float):
+        return f"array of at most {meta.max_length} integers, as a `TokenId` each"
+    most = meta.le if meta.lt is None else meta.lt - 1
+    return f"{'integer' if base is int else 'float'}, {meta.ge} to {most}"
+
+
+def _field_notes(source: str) -> dict[str, str]:
+    """Docstrings below the fields of a class."""
+    found = re.findall(r'^    (\w+): [^\n]*\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL)
+    return {name: " ".join(note.split()) for name, note in found}
 
 
 def _member_notes(source: str) -> dict[str, str]:

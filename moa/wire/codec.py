@@ -70,7 +70,8 @@ def decode_server(frame: bytes) -> ServerMessage:
 
 
 def chain_hash(ids: Sequence[int]) -> bytes:
-    """A 16-byte hash of a token log, to compare the logs of both ends."""
+    """A 16-byte hash of a token log, to compare the logs of both ends. `docs/wire-protocol.md` defines
+    it for clients in other languages."""
     return hashlib.blake2b(np.asarray(ids, dtype="<u4").tobytes(), digest_size=16).digest()
 
 

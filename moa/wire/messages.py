@@ -40,18 +40,31 @@ from moa.logprobs import MAX_TOP
 MOST_IN_A_DRAFT = 4096
 """Tokens of a draft in a frame, whatever a verifier allows."""
 SessionId = Annotated[bytes, Meta(min_length=16, max_length=16)]
+"""Drawn at random by the edge for each session; who knows it and has the same token may resume it."""
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+"""A token of the target's vocabulary; below `welcome.vocab_size`."""
 Position = Annotated[int, Meta(ge=0, lt=2**31)]
+"""An index into the log of a session, from 0."""
 Round = Annotated[int, Meta(ge=0, lt=2**31)]
+"""The number of a round: 1 for the first of a session, then one more each; 0 for none."""
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
+"""How many of something, or how long in milliseconds."""
 Milliseconds = Annotated[float, Meta(ge=0, le=86_400_000)]
+"""A time that was measured."""
 Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
+"""A hash of the first tokens of a log: BLAKE2b of 16 bytes over their ids."""
 Parent = Annotated[int, Meta(ge=-1, lt=4096)]
+"""The index of a node's parent within the same message, below its own; -1 for node 0."""
 NegLogProb = Annotated[int, Meta(ge=0, le=255)]
+"""-8 ln(p) of a node given its parent, rounded; 255 for all below that, 0 for node 0."""
 Name = Annotated[str, Meta(max_length=128)]
+"""A short text."""
 Ids = Annotated[list[TokenId], Meta(max_length=2**20)]
+"""Tokens in their order."""
 RecordDtype = Literal["off", "int8", "int4", "fp16"]
+"""The precision of activation records; `off`: none are sent."""
 Top = Annotated[int, Meta(ge=-1, le=MAX_TOP)]
+"""How many likeliest tokens have log-probabilities beside the chosen one; -1: no log-probabilities."""
 Finish = Literal["", "eos", "stop", "length", "context"]
 """Why the turn ended after this token: an end token, a stop string, `max_new_tokens`, a full
 context."""
@@ -68,11 +81,18 @@ class Sampling(Message, frozen=True):
     """The fields of `moa.sampling.SamplingSettings`."""
 
     temperature: float = 0.0
+    """0, for the likeliest token, or 0.001 to 100."""
     top_k: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+    """Up to 2^20; 0: all tokens."""
     top_p: float = 1.0
+    """Above 0, up to 1: all tokens."""
     min_p: float = 0.0
+    """From 0, for all tokens, to below 1."""
     repetition_penalty: float = 1.0
+    """0.1 to 10, for tokens of prompt and answer; 1: none."""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    """The same seed gives the same text, whatever was drafted and however often the connection was
+    lost. It is not drawn for you: with 0 each time, the same prompt has the same answer each time."""
 
 
 class Penalties(Message, frozen=True):
@@ -80,8 +100,11 @@ class Penalties(Message, frozen=True):
     (`moa.sampling.adjust`)."""
 
     frequency: float = 0.0
+    """-2 to 2."""
     presence: float = 0.0
+    """-2 to 2."""
     bias: Annotated[list[tuple[TokenId, float]], Meta(max_length=1024)] = []
+    """Tokens, each once, and what is added to their logits: -100 to 100."""
 
 
 class ChatMessage(Message, frozen=True):
