@@ -64,7 +64,7 @@ _MOST_BODY = 2**20
 _USAGE_SECONDS = 1.0
 """For so long an answer that has ended waits for its usage."""
 _REST_SECONDS = 0.05
-"""For so long it waits for the end of the body, which engines send at once."""
+"""For so long it waits behind that for the end of the body, which engines send at once."""
 _MOST_CANDIDATE_BYTES = 256
 """Of JSON that tells of one candidate: id, number, rank and text."""
 _TOKENIZED = "def size(of):  # Größe in µm\n    return 1234567 * of['x']  # 大小 🙂 don't\n"
@@ -762,8 +762,9 @@ async def _pieces(
         usage = piece.usage
         if piece.ending:
             text += new_text.rest()
-            waited = _USAGE_SECONDS if usage is None else _REST_SECONDS
-            usage = await _rest(pieces, lines, waited) or usage
+            if usage is None:
+                yield Piece(is_complete=True)
+            usage = await _rest(pieces, lines, usage)
         if text != piece.text or usage is not piece.usage:
             piece = dataclasses.replace(piece, text=text, usage=usage)
         yield piece
@@ -812,14 +813,19 @@ class _NewText:
 
 
 async def _rest(
-    pieces: AsyncIterator[Piece], lines: AsyncIterator[str], seconds: float
+    pieces: AsyncIterator[Piece], lines: AsyncIterator[str], usage: Usage | None
 ) -> Usage | None:
-    """Returns the usage that follows an answer's end, if it comes at once; else None. It reads to
-    the end of the body, because the connection can then be used again: a new one costs round trips
-    before the next first token."""
-    usage = None
+    """Returns the usage that follows an answer's end, if it comes at once; else the one that is
+    known. It reads to the end of the body, because the connection can then be used again: a new one
+    costs round trips before the next first token."""
     with contextlib.suppress(TimeoutError, UpstreamError, httpx.HTTPError):
-        async with asyncio.timeout(seconds):
+        if usage is None:
+            async with asyncio.timeout(_USAGE_SECONDS):
+                async for piece in pieces:
+                    usage = piece.usage
+                    if usage is not None:
+                        break
+        async with asyncio.timeout(_REST_SECONDS):
             async for piece in pieces:
                 usage = piece.usage or usage
             async for _ in lines:

@@ -94,6 +94,8 @@ class Piece:
     """Tokens of the whole request so far, where the engine tells them."""
     reading: Reading | None = None
     """How far the text before the answer is read, where the engine tells it."""
+    is_complete: bool = False
+    """A sign that the answer has ended: its end comes next, with what it has cost."""
 
     @property
     def is_answer(self) -> bool:

@@ -182,6 +182,8 @@ class UpstreamEngine:
         """By session, how often the upstream has ended its latest answer early."""
         self._awaited: dict[Job, _Awaited] = {}
         """Requests that have no answer yet."""
+        self._complete: set[Job] = set()
+        """Jobs whose answer is complete, and of which only the upstream's count is awaited."""
 
     # ---- what sessions ask for
 
@@ -193,9 +195,18 @@ class UpstreamEngine:
     def read_for(self, job: Job) -> int | None:
         """Returns how many tokens the upstream says it has read for this job's request; None if it
         has begun to answer, or was not asked. One that says nothing may be reading, too: how long
-        that is believed, the device decides."""
+        that is believed, the device decides.
+
+        An answer that has begun may stand still because the upstream reads another prompt: a second
+        choice is asked for beside the first. Its next word may be its end, which nothing that the
+        device writes is to come before. So all is read of it then; and where its end has come.
+        """
         request = self._awaited.get(job)
-        return None if request is None else request.read
+        if request is not None:
+            return request.read
+        if self._awaited or job in self._complete:
+            return len(job.ids)
+        return None
 
     def awaited_for(self, now: float) -> float:
         """For how long the oldest request without an answer has been waiting; 0 without one."""
@@ -576,6 +587,8 @@ class UpstreamEngine:
                     self._awaited.pop(turn.job, None)
                 if piece.reading is not None:
                     awaited.read = piece.reading.done
+                if piece.is_complete:
+                    self._complete.add(turn.job)
                 turn.has_text = turn.has_text or bool(piece.text)
                 usage = piece.usage or usage
                 if self._spending.limited:
@@ -586,6 +599,7 @@ class UpstreamEngine:
         finally:
             turn.usages.append(usage)
             self._awaited.pop(turn.job, None)
+            self._complete.discard(turn.job)
             await _end(pieces, coming)
 
     async def _has_come(

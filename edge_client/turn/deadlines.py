@@ -131,8 +131,12 @@ class Deadlines:
         """Note that the verifier says it works on the answer, and has read `done` tokens for it, with
         `to_read` more to come."""
         if done != self._done:
-            # When it had come as far as it is at its first word, nobody knows.
-            self._advanced_at = self.asked_at if self._done < 0 else now
+            # When it had come as far as it is at its first word, nobody knows; but not before its
+            # latest token, where an engine behind it stands still in the middle of an answer.
+            begun_at = self.asked_at
+            if self.engine_behind:
+                begun_at = max(begun_at, self.waiting_since)
+            self._advanced_at = begun_at if self._done < 0 else now
             self._done = done
             self._to_read = max(0, to_read)
         self._heard_at = now

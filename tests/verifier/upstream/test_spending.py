@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from cloud_verifier.settings import Settings
+from cloud_verifier.upstream import client
 from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
-from cloud_verifier.upstream.contract import Piece, UpstreamError, Usage
+from cloud_verifier.upstream.client import Upstreams
+from cloud_verifier.upstream.contract import Continuation, Piece, UpstreamError, Usage
 from cloud_verifier.upstream.spending import Prices, Spending, in_words
 from edge_client import EdgeClient
 from moa.errors import ConfigError
+from moa.sampling import SamplingSettings
 from tests.verifier.upstream.scripted import Request, chunk, end_of, running, stream
 from tests.verifier.upstream.test_dialects import pieces
 
@@ -97,6 +100,39 @@ async def test_usage_as_each_engine_tells_it() -> None:
         assert all(
             one.usage is None for one in await pieces("completions", done | {"usage": wrong})
         )
+
+
+async def test_an_end_is_told_before_its_count_and_no_body_is_waited_for_behind_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device that hears nothing for a second goes on by itself."""
+    monkeypatch.setattr(client, "_USAGE_SECONDS", 300.0)
+    over = asyncio.Event()
+    end = {"choices": [{"text": " it", "finish_reason": "stop"}]}
+    counted = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 3}}
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        await stream(end)(request, writer)
+        await writer.drain()
+        await over.wait()
+        writer.write(f"data: {json.dumps(counted)}\n\n".encode())
+        await writer.drain()
+        await asyncio.Event().wait()  # the body never ends
+
+    async with running(answer) as upstream:
+        upstreams = Upstreams([upstream.url], interface="completions")
+        asked = Continuation(ids=[1], text="a", sampling=SamplingSettings(), most=8)
+        async with asyncio.timeout(60):
+            came = []
+            async for piece in upstreams.go_on(asked):
+                came.append(piece)
+                if piece.is_complete:
+                    over.set()
+        await upstreams.close()
+    assert came == [
+        Piece(is_complete=True),
+        Piece(text=" it", ending="eos", usage=Usage(read=5, written=3)),
+    ]
 
 
 class Paid:

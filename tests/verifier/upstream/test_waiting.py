@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from cloud_verifier.upstream.contract import Continuation, Piece, Reading
 from edge_client.turn.controller import Controller
-from edge_client.turn.deadlines import Patience
+from edge_client.turn.deadlines import Deadlines, Patience
 from moa.sampling import SamplingSettings
 from moa.wire.messages import Progress
 from tests.edge.turn.world import World
@@ -53,6 +54,69 @@ async def test_what_an_engine_has_read_is_told_until_it_begins_to_answer() -> No
             await asking
     assert told == [0, 0, 4, 4, None]
     assert engine.queued == 0
+
+
+async def told_while(asked: list[int], saying: Saying) -> list[int | None]:
+    """What is told of an answer that has begun, while another one is asked for, and behind that."""
+    jobs: list[Any] = [Job(), Job()]
+    engine, first = engine_and_turn(saying, jobs[0])
+    _, second = engine_and_turn(saying, jobs[1])
+    jobs[0].ids = asked
+    text = Continuation(ids=asked, text="", sampling=SamplingSettings(), most=9)
+    async with (
+        contextlib.aclosing(engine._pieces(first, text)) as answer,
+        contextlib.aclosing(engine._pieces(second, text)) as other,
+    ):
+        saying.pieces.put_nowait(Piece(text="a"))
+        await anext(answer)
+        told = [engine.read_for(jobs[0])]
+        beginning = asyncio.ensure_future(anext(other))
+        await asyncio.sleep(0)
+        told.append(engine.read_for(jobs[0]))
+        saying.pieces.put_nowait(Piece(text="b"))
+        await beginning
+        told.append(engine.read_for(jobs[0]))
+        saying.pieces.put_nowait(Piece(is_complete=True))
+        await anext(answer)
+        told.append(engine.read_for(jobs[0]))
+    return [*told, engine.read_for(jobs[0])]
+
+
+async def test_an_answer_that_has_begun_is_waited_for_while_the_engine_reads_or_counts() -> None:
+    """A second choice is asked for beside the first, whose next word may be its end; and an end that
+    has come is told with its count."""
+    assert await told_while([1] * 9, Saying()) == [None, 9, None, 9, None]
+
+
+@pytest.mark.parametrize("keep", ["keep", "rewind"])
+def test_nothing_stays_behind_an_answer_that_stands_still_while_the_engine_reads(keep: Any) -> None:
+    """For four seconds, in the middle of a long answer: what it waits for may be its end. A device
+    that corrects its text goes on meanwhile."""
+    world = waiting(30, on_reconnect=keep, forward=0.25, count=100, right=0.0)
+    world.change = lambda m: replace(m, done=m.total) if isinstance(m, Progress) else m
+    for at, forward in ((20.0, 4.0), (21.0, 0.25)):
+        world.at(at, partial(setattr, world.verifier, "forward", forward))
+    assert world.run() == "length"
+    assert world.answer == world.expected
+    assert all(world.reader.verified)
+    assert ("late" in world.reader.states) == (keep == "rewind")
+
+
+def test_the_first_word_in_mid_answer_counts_from_the_latest_token() -> None:
+    """The request is a minute old then."""
+    for text_stays in (True, False):
+        deadlines = Deadlines(
+            Patience(),
+            Controller(),
+            waiting_since=0.0,
+            text_stays=text_stays,
+            engine_behind=True,
+        )
+        deadlines.asked(0.0)
+        deadlines.progressed(60.0)
+        usual = deadlines.write_at()
+        deadlines.heard(40, 0, 62.0)
+        assert deadlines.write_at() - usual == pytest.approx(2.0 * text_stays, abs=0.1)
 
 
 def waiting(prompt: int, **how: Any) -> World:
