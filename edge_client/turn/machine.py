@@ -463,6 +463,9 @@ class TurnMachine:
         to_read = min(event.total, len(self.session.log)) - event.done
         self.deadlines.heard(event.done, to_read, now)
         self.reach.taken_up()
+        was_away = self._state in ("connecting", "offline")
+        if was_away and not self.reach.away and not self.reach.unanswered:
+            self._say(Link(state="online"), now)  # its tokens may be long in coming
         is_reading = event.done < event.total
         # Of a check the user hears as well where all is read: nothing else shows that it runs.
         if is_reading or self._reading or self._rechecks:

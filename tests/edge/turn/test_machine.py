@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from edge_client.events import Link
+from edge_client.events import Link, Progress
 from edge_client.settings import ClientSettings
 from edge_client.turn.deadlines import Patience
 from edge_client.turn.reachability import Reachability
@@ -235,6 +235,20 @@ def test_a_verifier_whose_engine_has_answered_nothing_yet_is_not_called_online()
     world.machine.engine_away("")
     world.run(seconds=0.3)
     assert world.reader.states == ["online"]
+
+
+def test_a_verifier_that_is_back_and_reads_is_online_before_its_tokens_come() -> None:
+    """It was started again, and has the whole prompt to read: only a stream that began anew, or
+    tokens, used to say so."""
+    world = World(count=10, reads=10.0, tells=True, patience=Patience(settle=60.0))
+    world.outage(0.2, 3.0)
+    world.at(2.0, world.verifier.known.clear)
+    ends_exact(world)
+    assert "offline" in world.reader.states
+    told = [event for event in world.reader.events if isinstance(event, Link | Progress)]
+    kinds = [event.state if isinstance(event, Link) else "reads" for event in told]
+    away = len(kinds) - 1 - kinds[::-1].index("offline")
+    assert kinds[away + 1 : away + 3] == ["online", "reads"]
 
 
 def test_an_engine_that_goes_away_in_mid_answer_is_no_late_answer() -> None:
