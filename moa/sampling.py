@@ -26,6 +26,8 @@ NO_LOGITS = "target logits contain NaN or Inf"
 MIN_TEMPERATURE = 1e-3
 """The smallest temperature but 0. Below it, logits divided by the temperature overflow; the text is
 greedy long before that."""
+MAX_TEMPERATURE = 2.0
+"""In OpenAI's API, and so here: above it text is hardly more than chance."""
 MAX_BIASED = 1024
 """Tokens that may have a bias."""
 _MOST_BIAS = 100.0
@@ -58,8 +60,8 @@ class SamplingSettings:
         range."""
         rules = {
             "temperature": (
-                self.temperature == 0.0 or MIN_TEMPERATURE <= self.temperature <= 100.0,
-                f"0 (greedy) or {MIN_TEMPERATURE:g}..100",
+                self.temperature == 0.0 or MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE,
+                f"0 (greedy) or {MIN_TEMPERATURE:g}..{MAX_TEMPERATURE:g}",
             ),
             "top_k": (0 <= self.top_k <= 2**20, "0..1048576 (0 is off)"),
             "top_p": (0.0 < self.top_p <= 1.0, "above 0, up to 1"),

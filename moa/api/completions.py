@@ -141,9 +141,7 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> CompletionCal
         raise unsupported("modalities")
     if request.top_logprobs and not request.logprobs:
         raise bad("top_logprobs needs logprobs: true", "top_logprobs")
-    messages = [
-        _message(message, f"messages[{number}]") for number, message in enumerate(request.messages)
-    ]
+    messages = messages_of(request.messages)
     tools = chosen(request.tool_choice, request.tools, request.parallel_tool_calls)
     logprobs = None
     if request.logprobs:
@@ -188,6 +186,11 @@ def parse_completion(body: bytes, defaults: Defaults, principal: str) -> Complet
 
 _COMPLETION_TOKENS = 16
 """OpenAI's default for the length of a completion."""
+
+
+def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """A request's messages as chat templates take them."""
+    return [_message(message, f"messages[{number}]") for number, message in enumerate(given)]
 
 
 def _message(message: ChatMessage, where: str) -> dict[str, Any]:

@@ -132,6 +132,18 @@ async def _fitted(
     return question, prompt, left_out + unread
 
 
+def whole_prompt(tokenizer: Tokenizing, question: Question, context: int) -> Sequence[int]:
+    """The prompt of a question in tokens, from which nothing is left out; an `ApiError` for one
+    that is so long that it is not read. It may take long."""
+    try:
+        readable, _ = _readable(replace(question, may_trim=False), context)
+    except _TooLong as error:
+        why = f"{error}, and the context holds {context} tokens"
+        raise bad(why, code="context_length_exceeded") from None
+    prompt, _ = _prompt(tokenizer, readable, sys.maxsize)
+    return prompt.ids
+
+
 def _predicted(tokenizer: Tokenizing, prediction: str, room: int) -> Sequence[int]:
     """The tokens of what a client predicts of an answer, which has `room` tokens at most; as many
     as are of use."""

@@ -16,7 +16,7 @@ from moa.api.answer import AnswerRequest, Mode, Question
 from moa.api.errors import ApiError, bad
 from moa.api.wording import in_our_words
 from moa.grammar.spec import Grammar
-from moa.sampling import MAX_BIASED, MAX_SEED, MIN_TEMPERATURE
+from moa.sampling import MAX_BIASED, MAX_SEED, MAX_TEMPERATURE, MIN_TEMPERATURE
 
 Parsed = TypeVar("Parsed", bound=msgspec.Struct)
 _CHOICES: dict[str, tuple[str, ...]] = {"moa.mode": get_args(Mode)}
@@ -68,7 +68,7 @@ class TextRequest(msgspec.Struct, kw_only=True):
     """Fields that all routes have."""
 
     model: Annotated[str, Meta(max_length=512)] | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     stream: bool | None = None
     presence_penalty: Penalty | None = None
@@ -208,9 +208,10 @@ def unsupported(name: str) -> ApiError:
 
 
 def refuse(request: msgspec.Struct, *names: str) -> None:
-    """Refuse a request that sets any of these fields."""
+    """Refuse a request that sets any of these fields. An empty object sets one: it asks for what
+    the field is about, with every default."""
     for name in names:
-        if getattr(request, name, None):
+        if getattr(request, name, None) not in (None, False, ""):
             raise unsupported(name)
 
 

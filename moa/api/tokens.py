@@ -9,9 +9,12 @@ from typing import Annotated, Any, Protocol
 import msgspec
 from msgspec import Meta
 
-from moa.api.encoding import Tokenizing
+from moa.api.answer import Question
+from moa.api.completions import ChatMessage, messages_of
+from moa.api.encoding import Tokenizing, whole_prompt
 from moa.api.errors import bad
-from moa.api.requests import decode
+from moa.api.requests import TemplateVariables, decode, template_variables, unsupported
+from moa.api.tools import Tool, chosen
 from moa.wire.messages import TokenId
 
 _CHARACTERS_A_TOKEN = 64
@@ -36,6 +39,14 @@ class _TokenizeRequest(msgspec.Struct):
     """As vLLM has it, which adds a start token unless told not to."""
     add_special_tokens: bool | None = None
     """Whether to add a start token to `prompt`."""
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)] | None = None
+    """As vLLM has it: a chat, in the tokens that the chat route makes of it."""
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    """What `messages` may call."""
+    chat_template_kwargs: TemplateVariables | None = None
+    """Variables for the chat template of `messages`."""
+    add_generation_prompt: bool | None = None
+    """Whether the beginning of an answer belongs to `messages`: always, here."""
 
 
 class _DetokenizeRequest(msgspec.Struct):
@@ -58,12 +69,28 @@ def tokenized(body: bytes, tokenizer: TokenTexts, context: int) -> dict[str, Any
     elif request.prompt is not None:
         text = request.prompt
         with_start = request.add_special_tokens is not False
+    elif request.messages is not None:
+        return _told(whole_prompt(tokenizer, _chat(request, request.messages), context), context)
     else:
-        raise bad("content (or prompt, as vLLM has it) is missing", "content")
+        raise bad("content (or prompt or messages, as vLLM has it) is missing", "content")
     if len(text) > context * _CHARACTERS_A_TOKEN:
         raise bad(f"a text of {len(text)} characters is too long for a context of {context}")
-    ids = list(tokenizer.encode(text) if with_start else tokenizer.plain(text))
-    return {"tokens": ids, "count": len(ids), "max_model_len": context}
+    return _told(tokenizer.encode(text) if with_start else tokenizer.plain(text), context)
+
+
+def _chat(request: _TokenizeRequest, messages: Sequence[ChatMessage]) -> Question:
+    """The chat of a request, as the chat route would have it."""
+    if request.add_generation_prompt is False:
+        raise unsupported("add_generation_prompt")
+    return Question(
+        messages=messages_of(messages),
+        template=template_variables(request.chat_template_kwargs),
+        tools=chosen(None, request.tools, None),
+    )
+
+
+def _told(ids: Sequence[int], context: int) -> dict[str, Any]:
+    return {"tokens": list(ids), "count": len(ids), "max_model_len": context}
 
 
 def detokenized(body: bytes, tokenizer: TokenTexts, vocabulary: int) -> dict[str, Any]:

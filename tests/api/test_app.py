@@ -144,6 +144,15 @@ async def test_variables_for_the_template_are_passed_on_and_bounded() -> None:
         assert reply.json()["error"]["code"] == "unsupported_parameter"
 
 
+@pytest.mark.parametrize(
+    "asked", [{"audio": {}}, {"audio": {"voice": "alloy"}}, {"modalities": ["text", "audio"]}]
+)
+async def test_speech_is_refused_by_name_with_its_defaults_too(asked: dict[str, Any]) -> None:
+    async with talk(says("x")) as (_, client):
+        error = (await client.post(CHAT, json=chat(**asked))).json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", next(iter(asked)))
+
+
 async def test_several_choices_have_seeds_of_their_own() -> None:
     async with talk(lambda ask: says(f"seed {ask.seed}")) as (_, client):
         answer = (await client.post(CHAT, json=chat(n=3, seed=7))).json()
@@ -684,6 +693,17 @@ async def test_the_tokenizer_and_the_limits_can_be_asked_for() -> None:
             "tokens"
         ] == [97]
         assert (await post("/tokenize", {}))[0] == 400
+        messages = [{"role": "system", "content": "b"}, {"role": "user", "content": "a"}]
+        status, told = await post("/tokenize", {"messages": messages})
+        assert (status, told) == (200, {"tokens": [98, 97], "count": 2, **limit})
+        wrongs: list[dict[str, Any]] = [
+            {"messages": [{"role": "user", "content": "a" * 5000}]},
+            {"messages": messages, "add_generation_prompt": False},
+            {"messages": messages, "chat_template_kwargs": {"messages": "x"}},
+            {"messages": []},
+        ]
+        for wrong in wrongs:
+            assert (await post("/tokenize", wrong))[0] == 400, wrong
         assert (await post("/tokenize", {"content": "a" * 5000}))[0] == 400
         assert (await post("/detokenize", {"tokens": [97, 98]}))[1]["content"] == "ab"
         assert (await post("/detokenize", {"tokens": [500]}))[0] == 400

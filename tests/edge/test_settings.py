@@ -81,6 +81,7 @@ def test_the_order(tmp_path: Path) -> None:
         ("", {}, {"verifier": "ftp://x"}, r"no verifier address \(It is like ws://HOST:PORT"),
         ("", {}, {"verifier": "http://"}, r"no verifier address \(It is like ws://HOST:PORT"),
         ("", {}, {"temperature": -1.0}, "temperature"),
+        ("", {}, {"temperature": 9.0}, "0.001..2"),
         ("", {}, {"max_new_tokens": -1}, "max_new_tokens"),
         ("", {}, {"max_kbps": -1.0}, "max_kbps must be"),
         ("", {}, {"settle_seconds": -1.0}, "settle_seconds must be at least 0"),

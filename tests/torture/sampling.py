@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moa.sampling import MAX_SEED, MIN_TEMPERATURE, SamplingSettings
+from moa.sampling import MAX_SEED, MAX_TEMPERATURE, MIN_TEMPERATURE, SamplingSettings
 from moa.sampling import choose as on_host
 from moa.target.contract import Draw
 from moa.target.cuda.sampling import choose
 from tests.torture.tally import Found, Tally
 
-_TEMPERATURES = (0.0, MIN_TEMPERATURE, 0.3, 0.7, 1.0, 1.3, 100.0)
+_TEMPERATURES = (0.0, MIN_TEMPERATURE, 0.3, 0.7, 1.0, 1.3, MAX_TEMPERATURE)
 _TOP_PS = (1.0, 1.0, 1e-9, 0.1, 0.5, 0.9371, 0.9999, float(np.nextafter(1.0, 0.0)))
 _MIN_PS = (0.0, 0.0, 0.0, 1e-9, 0.0137, 0.5, 0.93, float(np.nextafter(1.0, 0.0)))
 _PENALTIES = (1.0, 1.0, 0.1, 0.7, 1.0 - 2**-53, 1.0 + 2**-52, 1.3, 10.0)
