@@ -459,7 +459,13 @@ class Marks:
         if max_offline_tokens >= 0:
             self._stopped = _STOPPED_BY_LIMIT.format(max_offline_tokens)
         self.trouble = ""
-        """Why text was not verified, as the link's latest trouble has it."""
+        """Why nothing is verified now, as the link's latest trouble has it."""
+        self._why_alone = ""
+        """Why text is the device's own, as the trouble has it under which it was written."""
+        self._has_own = False
+        """Whether text stands that the device wrote and the target has not verified."""
+        self._has_adopted = False
+        """Whether some of it stays so."""
         self.refused = False
         """Whether that is a refusal, which to wait does not mend."""
         self._eos_ids = eos_ids
@@ -481,24 +487,34 @@ class Marks:
             case Token(text=text, status=status, logprobs=told):
                 self._ends.append(self._end(len(self._ends)) + len(text))
                 self._ids.append(event.id)
+                self._has_own |= status == "provisional"
                 return Piece(
                     text,
                     status == "verified",
                     self._scored(event.position, (told,) if told else ()),
                 )
             case Confirm(start=start, stop=stop, logprobs=told):
+                if stop - self._start >= len(self._ends):
+                    self._has_own = self._has_adopted
                 return Verified(self._end(stop - self._start), self._scored(start, told))
             case Adopt(stop=stop):
+                self._has_adopted = True
                 return Verified(self._end(stop - self._start))
             case Retract(start=start, characters=characters):
                 kept = start - self._start
                 del self._ends[kept:]
                 del self._ids[kept + 1 :]
+                self._has_own = self._has_adopted
                 return Cut(characters)
             case Link(state=state, detail=detail, for_now=for_now):
                 if state in _TROUBLE:
                     self.trouble = detail or _TROUBLE[state].format(self._who_verifies)
                     self.refused = state == "refused" and not for_now
+                    # A verifier that comes back in mid-answer is "late" until it has read what it
+                    # missed: that is not why the text before is the device's own.
+                    is_at_work = state == "late" and not detail
+                    if not (is_at_work and self._has_own):
+                        self._why_alone = self.trouble
                 return LinkNews(state, detail)
             case Progress(done=done, total=total, by=by):
                 return Reading(done, total, by)
@@ -552,4 +568,6 @@ class Marks:
 
     def _why(self, reason: Reason) -> str:
         """Why an answer is not verified, and that this device has cut it if it has."""
-        return "; ".join(filter(None, (self.trouble, self._stopped if reason == "guard" else "")))
+        return "; ".join(
+            filter(None, (self._why_alone, self._stopped if reason == "guard" else ""))
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from msgspec import structs
 
 from edge_client import Adopt, Confirm, Done, EdgeClient, Link, Notice, Prompt, Retract, Token
 from edge_client.conversation import Conversation
+from edge_client.events import Event
 from edge_client.link import connection
 from edge_client.serve import answerer
 from edge_client.serve.answerer import EdgeAnswerer, Marks
@@ -370,3 +371,42 @@ def test_others_may_only_use_it_with_a_key() -> None:
     assert ServeSettings(host="0.0.0.0", api_keys=("k",)).api_keys
     with pytest.raises(ConfigError):
         ServeSettings(api_keys=(" ",))
+
+
+def _end_of(*events: Event) -> Ended:
+    """The end of an answer that is not verified, behind these events."""
+    marks = Marks(Letters(), eos_ids={9})
+    for event in (Prompt(ids=[1]), *events):
+        marks.take(event)
+    ended = marks.take(Done(reason="eos", verified=False, text="ab", stats=STATS))
+    assert isinstance(ended, Ended)
+    return ended
+
+
+_OWN = Token(position=1, id=7, text="ab", status="provisional")
+_DOWN = Link(state="offline", detail="nothing listens there")
+_LATE = Link(state="late")
+
+
+@pytest.mark.parametrize(
+    ("events", "why"),
+    [
+        ((_DOWN, _OWN, _LATE, Adopt(start=1, stop=2)), "nothing listens there"),
+        ((_LATE, _OWN, _DOWN), "nothing listens there"),
+        ((_LATE, _OWN), "the verifier did not answer in time"),
+        ((_DOWN, _OWN, Confirm(start=1, stop=2), _LATE), "the verifier did not answer in time"),
+        (
+            (_DOWN, _OWN, Retract(start=1, stop=2, characters=0), _LATE, _OWN),
+            "the verifier did not answer in time",
+        ),
+        (
+            (_DOWN, _OWN, Adopt(start=1, stop=2), Retract(start=2, stop=3, characters=2), _LATE),
+            "nothing listens there",
+        ),
+    ],
+)
+def test_text_that_was_written_while_there_was_no_verifier_is_no_late_answer(
+    events: Sequence[Event], why: str
+) -> None:
+    """A verifier that had just been started, and read the prompt, was said to have been late."""
+    assert _end_of(*events).why == why
