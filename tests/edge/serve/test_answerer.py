@@ -38,7 +38,7 @@ from moa.logprobs import TokenLogprobs
 from moa.process.listening import Port
 from tests.edge.serve.pair import verifier
 from tests.edge.test_offline_check import slow_verifier
-from tests.edge.turn.world import Letters
+from tests.edge.turn.world import Letters, World
 from tests.torture.device import demo_device
 from tests.torture.fake_verifier import BEHAVIOURS, Behaviour, fake
 
@@ -410,3 +410,21 @@ def test_text_that_was_written_while_there_was_no_verifier_is_no_late_answer(
 ) -> None:
     """A verifier that had just been started, and read the prompt, was said to have been late."""
     assert _end_of(*events).why == why
+
+
+def test_a_verifier_that_comes_in_mid_answer_is_not_why_the_text_is_the_devices_own() -> None:
+    """The turn machine calls it late, until it has read the prompt: in virtual time, from the first
+    second without it to the text that it goes on behind."""
+    world = World(count=60, forward=0.25, step=0.1, on_reconnect="keep", tells=True)
+    world.unreachable = True
+    world.outage(0.0, 5.0)
+    world.run()
+    events = world.reader.events
+    assert any(isinstance(event, Link) and event.state == "late" for event in events)
+    assert any(isinstance(event, Adopt) for event in events)
+    marks = Marks(Letters(), eos_ids={9})
+    for event in (Prompt(ids=world.reader.prompt), *events):
+        marks.take(event)
+    ended = marks.take(Done(reason="length", verified=False, text="", stats=STATS))
+    assert isinstance(ended, Ended)
+    assert ended.why == "cannot reach it"
