@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,12 @@ _SHARE = 0.5
 _SHARE_BESIDE_A_FILE = 0.1
 """Of the free memory, for keys and values where the weights stay in the file: the rest holds those of
 the file's pages that are read most."""
+_RUNNING_STATES = re.compile(r"^blk\.([0-9]{1,6})\.(ssm_|shortconv|time_mix)")
+"""Tensors of layers that keep a running state."""
+_KEYS = re.compile(r"^blk\.([0-9]{1,6})\.attn_k\.")
+"""Those of layers that keep keys."""
+_STATE_NUMBER_BYTES = 4
+"""llama.cpp keeps states in float32, whatever keys and values are kept in."""
 _LIBRARIES = 750_000_000
 """Bytes beside them: Python, its libraries, the tokenizer, and a forward's work."""
 
@@ -40,7 +47,7 @@ class LlamaPlan:
     mapped: bool
     """Whether the weights stay in the file, because the free memory does not hold them."""
     sequence: int
-    """Keys and values of a session."""
+    """Keys, values and states of a session."""
     block: int
     """Sessions whose memory is taken at once."""
     sequences: int
@@ -108,7 +115,7 @@ def plan_of(head: GgufHead, options: LoadOptions) -> LlamaPlan:
     sessions at once as the settings allow and the free memory's share holds, one at least."""
     weights = head.path.stat().st_size
     capacity = capacity_of(head, options)
-    sequence = kv_bytes_per_token(head, options.kv_type or KV_TYPE) * (capacity + PADDING)
+    sequence = session_bytes(head, options.kv_type or KV_TYPE, capacity + PADDING)
     free = available_bytes()
     sequences = most_sequences(options, capacity)
     mapped = 0 < free < weights
@@ -152,13 +159,54 @@ def is_mixture(head: GgufHead) -> bool:
     return head.number("{arch}.expert_count", 0) > 0
 
 
+def layers_with_states(head: GgufHead) -> set[int]:
+    """The layers that keep a running state, instead of keys and values or beside them, by the names
+    of their tensors: llama.cpp itself says it only of a model that is loaded."""
+    return _layers_of(head, _RUNNING_STATES)
+
+
+def _layers_of(head: GgufHead, names: re.Pattern[str]) -> set[int]:
+    """The layers that have a tensor of such a name."""
+    found = (names.search(tensor.name) for tensor in head.tensors)
+    return {int(match[1]) for match in found if match}
+
+
+def session_bytes(head: GgufHead, kv_type: str, tokens: int) -> int:
+    """Bytes of a session with memory for so many tokens: their keys and values, and the states of
+    its recurrent layers, which do not grow, twice: a copy is kept to go back to."""
+    return kv_bytes_per_token(head, kv_type) * tokens + 2 * state_bytes(head)
+
+
+def state_bytes(head: GgufHead) -> int:
+    """Bytes of the running states of a text, by the head of a model's file, as llama.cpp computes
+    them; 0 of a model that has none."""
+    layers = len(layers_with_states(head))
+    width = head.number("{arch}.embedding_length")
+    if (size := head.number("{arch}.wkv.head_size", 0)) > 0:  # RWKV
+        numbers = width * (head.number("{arch}.token_shift_count", 2) + size)
+    elif (length := head.number("{arch}.shortconv.l_cache", 0)) > 0:  # LFM2
+        numbers = width * (length - 1)
+    elif (size := head.number("{arch}.kda.head_dim", 0)) > 0:  # Kimi
+        inner = head.number("{arch}.attention.head_count", 1) * size
+        numbers = 3 * (head.number("{arch}.ssm.conv_kernel", 4) - 1) * inner + size * inner
+    else:
+        inner = head.number("{arch}.ssm.inner_size", 0)
+        state = head.number("{arch}.ssm.state_size", 0)
+        convolved = inner + 2 * head.number("{arch}.ssm.group_count", 0) * state
+        numbers = max(0, head.number("{arch}.ssm.conv_kernel", 0) - 1) * convolved + inner * state
+    return layers * numbers * _STATE_NUMBER_BYTES
+
+
 def kv_bytes_per_token(head: GgufHead, kv_type: str) -> int:
     """Bytes that a token's keys and values take in all layers, by the head of a model's file, where
-    numbers are kept as `kv_type`. Recurrent layers keep none: their number of KV heads is 0."""
+    numbers are kept as `kv_type`. Recurrent layers keep none: their number of KV heads is 0, or they
+    have no keys."""
     heads = head.number("{arch}.attention.head_count", 1) or 1
     by_layer = head.metadata.get(f"{head.architecture}.attention.head_count_kv", heads)
     if not isinstance(by_layer, list):
-        by_layer = [by_layer] * head.number("{arch}.block_count")
+        recurrent = layers_with_states(head) - _layers_of(head, _KEYS)
+        layers = range(head.number("{arch}.block_count"))
+        by_layer = [0 if layer in recurrent else by_layer for layer in layers]
     width = head.number(
         "{arch}.attention.key_length", head.number("{arch}.embedding_length") // heads
     )

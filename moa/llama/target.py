@@ -38,9 +38,10 @@ from moa.llama.memory_plan import (
     LlamaPlan,
     capacity_of,
     is_mixture,
-    kv_bytes_per_token,
+    layers_with_states,
     most_sequences,
     plan_of,
+    session_bytes,
 )
 from moa.llama.runtime import EXPERTS, Run, Runtime, Shape, check_kv_type
 from moa.llama.same_bits import BATCH, EIGHTS, CallSizes, few_tokens
@@ -64,7 +65,6 @@ _BATCH_ON_CARD = 512
 """Most tokens of a call; on a processor they are `same_bits.BATCH`."""
 _VALUES = "bf16"
 """What values are kept in beside keys in float16, where every call is to have the same bits."""
-_RUNNING_STATES = re.compile(r"\.(ssm_|shortconv|time_mix)")
 _WORKSPACE = 2**30
 """Bytes of a card that are left for the work of a forward."""
 
@@ -228,8 +228,9 @@ class LlamaTarget:
     @property
     def memory(self) -> Memory:
         """What it takes beside its weights."""
-        per_token = kv_bytes_per_token(self._head, self.runtime.shape.kv_type)
         shape = self.runtime.shape
+        session = session_bytes(self._head, shape.kv_type, self.runtime.cells)
+        per_token = -(-session // self.runtime.cells)  # rounded up; states are divided, too
         return Memory(
             kv_bytes_per_token=per_token,
             kv_bytes=per_token * self.runtime.cells * shape.sequences,
@@ -402,7 +403,7 @@ def _shape(
         gpu_layers = layers_that_fit(
             head,
             library.card_memory(),
-            kv_bytes_per_token(head, kv_type) * sequences * capacity,
+            session_bytes(head, kv_type, capacity) * sequences,
             experts_on_host=options.cpu_moe,
         )
     shape = Shape(
@@ -428,7 +429,7 @@ def _in_one_order(
     same bits in all of them; None where no such sizes are known, or they are not asked for."""
     kv_type = options.kv_type or KV_TYPE
     # A mixture's experts see other tokens of the batch, and a running state has kernels of its own.
-    if not options.exact or is_mixture(head) or _keeps_a_running_state(head):
+    if not options.exact or is_mixture(head) or layers_with_states(head):
         return kv_type, None
     value_type = options.kv_type or _values_of(head)
     sizes = few_tokens(
@@ -443,12 +444,6 @@ def _values_of(head: GgufHead) -> str:
     """What values are kept in beside keys in float16. Latent attention has one cache for both, and
     llama.cpp refuses different types."""
     return KV_TYPE if head.has("{arch}.attention.kv_lora_rank") else _VALUES
-
-
-def _keeps_a_running_state(head: GgufHead) -> bool:
-    """Whether a layer keeps a state instead of keys and values, by the names of its tensors:
-    llama.cpp itself says so only of a model that is loaded."""
-    return any(_RUNNING_STATES.search(tensor.name) for tensor in head.tensors)
 
 
 def _threads() -> int:

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from moa.gguf.reader import read_head
+from moa.llama.memory_plan import PADDING, kv_bytes_per_token, plan_of, state_bytes
 from moa.llama.target import LlamaTarget
 from moa.target.contract import LoadOptions, Node
 from moa.target.registry import open_target
@@ -80,3 +83,29 @@ def test_a_shared_beginning_and_a_second_look_at_a_row(target: LlamaTarget) -> N
     target.commit(step, 0, range(2))
     step = target.forward([Row.chain(second, truth[:1])])
     assert int(step.argmax(0)[0]) == truth[1]
+
+
+def test_the_memory_of_a_session_is_its_state_beside_keys_and_values(target: LlamaTarget) -> None:
+    slot = target.cache.acquire()
+    target.commit(target.forward([Row.chain(slot, [5, 6, 7])]), 0, range(3))
+    kept = len(target.runtime.save(target.cache.sequence(slot)))
+    head = target._head
+    assert state_bytes(head) <= kept <= state_bytes(head) + 256, "llama.cpp's, and some lengths"
+    options = LoadOptions(slots=1, capacity=100, threads=1)
+    more = replace(options, capacity=200)
+    grown = plan_of(head, more).sequence - plan_of(head, options).sequence
+    keys_and_values = {"mamba": 0, "lfm2": 2 * 2 * (16 + 16) * 2}[target.facts.family]
+    assert grown == 100 * keys_and_values
+    session = plan_of(head, options).sequence
+    assert session == (100 + PADDING) * keys_and_values + 2 * state_bytes(head)
+
+
+def test_a_layer_with_a_state_and_keys_keeps_both(tmp_path: Path) -> None:
+    """Falcon-H1's layers do; of Qwen3-Next's every fourth has keys, which the file says by its
+    tensors alone."""
+    head = read_head(gguf_tiny.save_family("mamba", tmp_path / "model.gguf"))
+    metadata = head.metadata | {"mamba.attention.head_count": 4, "mamba.ssm.group_count": 1}
+    tensors = (*head.tensors, replace(head.tensors[0], name="blk.1.attn_k.weight"))
+    both = replace(head, metadata=metadata, tensors=tensors)
+    assert kv_bytes_per_token(both, "f16") == 4 * 2 * 16 * 2
+    assert state_bytes(both) == 2 * (3 * (128 + 2 * 16) + 16 * 128) * 4
