@@ -92,7 +92,7 @@ class ExportPlan:
     def memory(self) -> int:
         """Bytes of memory that a build takes."""
         weights = self.sizes.layer_weights + self.embedding_weights + self.head_weights
-        if self.sizes.kind != "independent":
+        if not self.sizes.of_published:
             own = _MEMORY_OF_TRAINED * weights
         elif self.variant_bytes.keys() == {"cpu-int4"}:
             own = _MEMORY_OF_FOUR_BITS * weights

@@ -143,7 +143,7 @@ async def run_one_guess(calls: Calls) -> StreamTokens:
 async def test_a_guess_takes_the_walk_of_the_page() -> None:
     stages, returns = walk_of_a_guess()
     walk = [name for stage in stages for name in stage]
-    assert (len(walk), len(returns)) == (16, 5)
+    assert (len(walk), len(returns)) == (16, 8)
     calls = Calls({*walk, *returns})
     with calls.installed():
         answer = await run_one_guess(calls)

@@ -97,6 +97,9 @@ class GraphSizes:
     """Heads and their width, for each layer with a cache."""
     record_width: int
     layer_weights: int
+    of_published: bool = False
+    """Whether weights are those of a model that was published, and not of a training of ours: its files
+    have other precisions, so that other memory is taken while they are read."""
     per_layer_width: int = 0
     """Numbers that a token brings to the layers beside its embedding."""
     running_states: bool = False

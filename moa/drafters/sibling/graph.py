@@ -68,6 +68,7 @@ def sizes(folder: Path, facts: TargetFacts) -> GraphSizes:
         record_width=0,
         layer_weights=count_weights(unpacked, lambda name: layer_number(name) >= 0)
         + own.hidden_size * width,  # the product that goes to all layers
+        of_published=True,
         per_layer_width=width,
         running_states=bool(memory.running),
         no_static_form="this one is independent",
