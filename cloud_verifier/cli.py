@@ -197,6 +197,11 @@ def _warn_of_clear_text(settings: Settings) -> None:
         )
 
 
+def _log_the_start(**of: object) -> None:
+    """Log which version begins to serve what."""
+    log.info("starting", extra={"event": "start", "version": running_version(), **of})
+
+
 def _serve_target(
     settings: Settings, auth: Authenticator, port: Port, api_port: Port | None
 ) -> None:
@@ -204,14 +209,7 @@ def _serve_target(
     _check_hub(settings)
     check_installed(["verifier"] if api_port is None else ["verifier", "serve"])
     # Before torch is imported, which takes half a minute on a busy machine.
-    log.info(
-        "starting",
-        extra={
-            "event": "start",
-            "version": running_version(),
-            "target": settings.target or "embedded",
-        },
-    )
+    _log_the_start(target=settings.target or "embedded")
     with logs.told_while_it_lasts("importing the libraries"):
         from cloud_verifier.app import Verifier
         from cloud_verifier.model import load
@@ -278,7 +276,8 @@ async def _serve_upstream(settings: Settings, auth: Authenticator, port: Port) -
     """Serve what an engine behind HTTP answers."""
     from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 
-    upstreams = upstreams_of(settings)
+    upstreams = upstreams_of(settings)  # which refuses an address with a key in it
+    _log_the_start(target=", ".join(settings.upstream), api=settings.upstream_api)
     verifier = UpstreamVerifier(settings, upstreams, auth)
     await _until_stopped(verifier, port, contextlib.nullcontext(""))
 

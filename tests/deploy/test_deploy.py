@@ -208,6 +208,44 @@ def test_the_end_of_a_certificate_is_an_alert_14_days_before_it_and_no_certifica
     subprocess.run(["promtool", "test", "rules", str(file)], check=True)
 
 
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed")
+def test_one_device_that_finds_no_place_is_an_alert_and_one_at_its_rate_is_none(
+    tmp_path: Path,
+) -> None:
+    refused = "moa_refusals_total"
+    alert = {
+        "exp_labels": {"severity": "warn", "instance": "here", "limit": "max_connections"},
+        "exp_annotations": {
+            "summary": "here has had no place for somebody for half an hour: max_connections."
+            " The log has their names (refused)."
+        },
+    }
+    every_five_seconds = "0+12x60"  # of a minute each
+    limits = ("max_connections", "max_tokens_per_second")
+    rules = {
+        "rule_files": [str(DEPLOY / "prometheus/alerts.yml")],
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {
+                        "series": f'{refused}{{instance="here",code="busy",limit="{limit}"}}',
+                        "values": every_five_seconds,
+                    }
+                    for limit in limits
+                ],
+                "alert_rule_test": [
+                    {"eval_time": "10m", "alertname": "MoaDeviceIsKeptOut", "exp_alerts": []},
+                    {"eval_time": "40m", "alertname": "MoaDeviceIsKeptOut", "exp_alerts": [alert]},
+                ],
+            }
+        ],
+    }
+    file = tmp_path / "rules.yml"
+    file.write_text(yaml.safe_dump(rules))
+    subprocess.run(["promtool", "test", "rules", str(file)], check=True)
+
+
 def test_the_flags_for_ray_serve_are_those_of_the_command() -> None:
     config = yaml.safe_load((DEPLOY / "ray/serve.yaml").read_text())
     flags = shlex.split(config["applications"][0]["args"]["flags"])

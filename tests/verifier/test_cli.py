@@ -33,6 +33,7 @@ from moa.errors import MoaError, UsageError
 from moa.process.listening import Port
 from moa.target.identity import SCHEME, short_id
 from moa.target.rows import Row
+from moa.version import running_version
 from moa.wire import SUBPROTOCOL, ClientSession, decode_server, encode
 from moa.wire.limits import Limits
 from moa.wire.messages import Hello, Message, ServerMessage, Welcome
@@ -210,6 +211,35 @@ sys.meta_path.insert(0, Stop())
     assert json.loads(first)["event"] == "start"
     assert lasting == "importing the libraries", "and it is said again while that lasts"
     assert last == "imports cloud_verifier.app"
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9/v1", "http://user:key@127.0.0.1:9/v1"])
+def test_the_log_before_an_engine_begins_with_version_and_address_and_no_key(address: str) -> None:
+    code = """
+import contextlib
+from cloud_verifier import cli
+async def stopped(verifier, port, beside):
+    pass
+cli._until_stopped = stopped
+cli.main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "serve", "--port", "0", "--upstream", address],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert "key@" not in done.stderr
+    if done.returncode == 0:
+        (line,) = done.stderr.splitlines()
+        begun = json.loads(line)
+        assert begun["event"] == "start"
+        assert begun["version"] == running_version()
+        assert begun["target"] == address
+    else:
+        assert "key" in address
+        assert done.returncode == 2
 
 
 def test_whoever_starts_it_is_told_that_the_embedded_target_is_a_toy(tmp_path: Path) -> None:
@@ -585,6 +615,7 @@ _TALKATIVE = """
 import logging, sys, warnings
 from cloud_verifier import logs
 from moa.wire.limits import Limits
+from moa.version import running_version
 logs.configure("info", Limits())
 from transformers.utils import logging as theirs
 theirs.get_logger("transformers.modeling_utils").warning("a weight\\nis new")
