@@ -45,6 +45,7 @@ TITLES = {
     "real_beside": "A real pair: a long prompt beside another session's answer",
     "real_crowd": "A real pair: clients that come and go",
     "real_mixture": "A mixture of experts with random weights: drafted and not",
+    "real_mixture_limited": "The same, its 3.8 GB of weights in 2.8 GB of memory",
     "real_faults": "A real pair: answers through cuts and kills",
     "real_faults_05b": "The same with the 0.5B file at both ends",
     "real_faults_float32": "The same with the 1.5B target as a folder, in float32",
