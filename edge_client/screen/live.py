@@ -274,6 +274,8 @@ class _Status:
 
 
 _NOTHING = "nothing verified"
+_NOT_THE_END = "its end not verified"
+"""Of an answer whose tokens are verified, and which is not: nobody has said that it ends there."""
 
 
 def summary(
@@ -346,6 +348,8 @@ def _not_verified(statuses: Sequence[Status]) -> str:
     unverified = sum(status != "verified" for status in statuses)
     if unverified == len(statuses):
         return _NOTHING
+    if not unverified:
+        return _NOT_THE_END
     ending = statuses[len(statuses) - unverified :]
     all_at_the_end = all(status != "verified" for status in ending)
     which = "the last " if all_at_the_end else ""

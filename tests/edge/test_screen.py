@@ -163,6 +163,14 @@ def test_how_much_is_verified_and_the_context_is_full_is_on_the_screen(
     assert "the device stops here" in one_line(shown([*events, stopped]))
 
 
+def test_an_answer_whose_tokens_are_verified_and_its_end_is_not_says_so() -> None:
+    """It said "the last 0 tokens not verified"."""
+    events = [Prompt(ids=[1]), token(1, "one"), token(2, "two")]
+    text = one_line(shown([*events, done("onetwo", verified=False)]))
+    assert " · its end not verified · " in text
+    assert "last 0 tokens" not in text
+
+
 def one_line(text: str) -> str:
     return " ".join(text.split())
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 from rich.text import Text
@@ -156,6 +157,14 @@ class WatchedWorld(World):
             assert found is not None
             assert int(found[2]) == alone
             assert bool(found[1]) == all(one != "verified" for one in statuses[-alone:])
+        # ---- and where whoever ended it does not vouch for it, whatever its tokens are
+        doubted = how_much_is_verified(
+            msgspec.structs.replace(done, verified=False), self.reader.statuses
+        )
+        if not alone and log:
+            assert doubted == "its end not verified"
+        else:
+            assert doubted == said
 
 
 class Watched(AnyHistory):
