@@ -136,6 +136,12 @@ def _compared(alone: Sequence[Sequence[float]], beside: Sequence[Sequence[float]
     }
 
 
+def long_prompt(wanted: int, context: int) -> int:
+    """Tokens of the long prompt for a verifier of this context: as many as are wanted, or as fit
+    beside `_ROOM`. A context that is hardly larger than that gives half of itself."""
+    return min(wanted, max(context - _ROOM, context // 2))
+
+
 async def _while_reading(
     url: str, said: Sequence[Script], length: int, seed: int, records: RecordDtype
 ) -> tuple[int, float, list[float]]:
@@ -144,7 +150,7 @@ async def _while_reading(
     heard: list[Round] = []
     features = FEATURES if records != "off" else FEATURES - {"records"}
     async with client(url, patience=_HANG, features=sorted(features)) as edge:
-        fits = min(length, edge.welcome.limits.max_context_tokens - _ROOM)
+        fits = long_prompt(length, edge.welcome.limits.max_context_tokens)
         ids = prompt(seed, fits, edge.welcome.vocab_size)
         began = time.perf_counter()
         session = await edge.start(

@@ -11,7 +11,7 @@ import torch
 from moa.errors import UsageError
 from moa.process.memory import available_bytes
 from moa.target.contract import LoadOptions
-from moa.target.identity import text_shapes
+from moa.target.identity import repeated_weights, text_shapes
 from moa.target.loading import read_facts
 from moa.target.torch_target import pick_device, pick_dtype
 
@@ -116,6 +116,8 @@ def plan_memory(
     dtype = pick_dtype(options.dtype, device)
     facts, folder = read_facts(source, identify=False)
     all_numbers = sum(math.prod(shape) for shape in text_shapes(folder).values())
+    if facts.tie_embeddings:
+        all_numbers -= repeated_weights(folder)  # a head that is stored all the same is not loaded
     head_numbers = facts.vocab_size * facts.hidden_size
     # The embedding and the head are never quantized. Tied, they are one matrix.
     outer_numbers = head_numbers if facts.tie_embeddings else 2 * head_numbers

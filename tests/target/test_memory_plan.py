@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from moa.errors import UsageError
 from moa.process import memory
@@ -44,6 +45,22 @@ def test_sizes_are_those_of_the_files(folder: str, monkeypatch: pytest.MonkeyPat
     assert half is not None
     assert half.weights == plan.weights // 2
     assert "takes 0.9 GB: weights 0.0 GB" in str(plan)
+
+
+def test_a_head_that_is_stored_beside_the_embedding_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library makes the two one matrix: the copy is read by nobody."""
+    with_free(monkeypatch, 20 * 10**9)
+    tied = save_tiny("llama", tmp_path / "tied", tie_word_embeddings=True)
+    wanted = plan_memory(str(tied), OPTIONS)
+    assert wanted is not None
+    weights = load_file(tied / "model.safetensors")
+    assert "lm_head.weight" not in weights
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, tied / "model.safetensors", {"format": "pt"})
+    repeated = plan_memory(str(tied), OPTIONS)
+    assert repeated == wanted
 
 
 def test_the_cache_s_limit_follows_free_memory_and_nothing_is_loaded_that_would_swap(

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import __main__ as bench
 from benchmarks.experiments import EXPERIMENTS
-from benchmarks.server import load
+from benchmarks.server import latency, load
 from moa.errors import UsageError
 from testing import gguf_tiny
 from testing import verifier as verifiers
@@ -45,6 +45,14 @@ print("listening on ws://127.0.0.1:1", flush=True)
     with verifiers.verifier() as running:
         assert running.url == "ws://127.0.0.1:1"
     assert told.exists()
+
+
+@pytest.mark.parametrize(
+    ("context", "length"), [(16_384, 8000), (2048, 1536), (1024, 512), (512, 256), (128, 64)]
+)
+def test_the_long_prompt_is_no_longer_than_its_target_holds(context: int, length: int) -> None:
+    """A context below the crowd's room ended in an IndexError: the prompt had no tokens."""
+    assert latency.long_prompt(8000, context) == length
 
 
 @pytest.mark.slow
