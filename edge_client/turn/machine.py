@@ -496,9 +496,10 @@ class TurnMachine:
                     # Nobody waits, and the verifier has asked for this pause: its time to answer
                     # counts from the end of it. A verifier that fails each time is given up.
                     self.deadlines.restart(self.reach.retry.not_before)
-            case Failure.UNKNOWN if error.round and self.session.opening:
-                # A stream was asked for right behind the session's opening: if that was refused,
-                # its own answer says so.
+            case Failure.UNKNOWN | Failure.BROKEN if error.round and self.session.opening:
+                # A stream was asked for right behind the opening or the next question: if that was
+                # refused, its own answer says so. Without it the verifier does not know the
+                # session, or has its turn before, which is over.
                 pass
             case Failure.UNKNOWN:
                 self.session.receive(error)

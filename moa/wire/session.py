@@ -138,8 +138,8 @@ class ClientSession:
 
     @property
     def opening(self) -> bool:
-        """Whether an opening has not been answered yet."""
-        return any(isinstance(request, Open) for request in self.unsettled)
+        """Whether an opening, or an append to what was opened, has not been answered yet."""
+        return self._opening_request() is not None
 
     def waits_for(self, round: int) -> bool:
         """Whether this round has not been answered yet."""

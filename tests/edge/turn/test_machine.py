@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from edge_client.events import Link, Progress
+from edge_client.events import Link, Notice, Progress
 from edge_client.settings import ClientSettings
 from edge_client.turn.deadlines import Patience
 from edge_client.turn.reachability import Reachability
 from moa.errors import LinkError, RemoteError
-from moa.wire.messages import Close, Error, Foresee, Open, Stream, StreamTokens, Usage
+from moa.wire.messages import Append, Close, Error, Foresee, Open, Stream, StreamTokens, Usage
 from tests.edge.turn.world import World, truth
 
 BOTH = pytest.mark.parametrize("draft", ["device", "server"])
@@ -680,6 +680,26 @@ def test_messages_of_other_sessions_mean_nothing() -> None:
 
 
 # ---- conversations
+
+
+@BOTH
+@pytest.mark.parametrize("fault", ["busy", "draining", "deadline"])
+def test_a_question_that_is_refused_for_now_goes_on_in_the_same_session(
+    draft: Any, fault: str
+) -> None:
+    """The stream that was asked for right behind it is a conflict then: the turn before is over.
+    The device took that for a broken session, and the whole conversation was read and paid anew."""
+    world = World(draft=draft, patience=Patience(offline_after=10.0))
+    world.run()
+    world.verifier.refuses = (Append,)
+    world.verifier.retry_after_ms = 500
+    world.next_turn(5, 6, 7, count=20)
+    world.trouble(fault, stop=0.2)
+    assert world.run() == "length"
+    assert world.answer == world.expected
+    assert not any(isinstance(event, Notice) for event in world.reader.events)
+    assert len([m for _, m in world.verifier.requests if isinstance(m, Open)]) == 1
+    assert len([m for _, m in world.verifier.requests if isinstance(m, Append)]) == 2
 
 
 def test_the_next_turn_goes_on_in_the_same_session_also_on_another_connection() -> None:
