@@ -107,6 +107,7 @@ def test_the_same_noise_makes_a_drafter_agree_more_often(monkeypatch: pytest.Mon
     # Hot enough for the noise to matter beside the logits of two models that have nothing to do
     # with each other.
     engine = speculator(Target.from_model(tiny("llama"), slots=4, capacity=128))
+    monkeypatch.setattr("moa.sampling.MAX_TEMPERATURE", 8.0)
     sampling = SamplingSettings(temperature=8.0, seed=5)
     settings = GenerationSettings(
         max_new_tokens=40, sampling=sampling, shape=TreeShape.chain(4), ignore_eos=True

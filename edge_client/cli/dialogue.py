@@ -50,8 +50,6 @@ SETTABLE = (
     "settle_seconds",
 )
 _MARK = "\n[not all of this was verified by the target]"
-_USUAL_TEMPERATURE = 2.0
-"""The highest temperature that OpenAI's API takes."""
 _LARGEST_FILE = 2**24
 """Bytes of a saved conversation that is loaded."""
 
@@ -263,8 +261,6 @@ class Dialogue:
         told = f"{name} is {_written(value)} from the next answer on"
         if name == "temperature" and value > 0:
             told += f", with seed {self._setting('seed')}"
-        if name == "temperature" and value > _USUAL_TEMPERATURE:
-            told += f"; above {_USUAL_TEMPERATURE:g} a text is mostly noise"
         return told
 
     def _setting(self, name: str) -> Any:

@@ -64,9 +64,12 @@ def answered() -> Callable[[Sequence[str]], list[str]]:
 
 
 def test_every_printed_prompt_is_known() -> None:
-    pages = "".join(
-        path.read_text(encoding="utf-8")
+    """But for those that go to another pair, which a command names."""
+    pages = "\n".join(
+        line
         for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "--bundle" not in line
     )
     printed = set(
         re.findall(r'(?:generate\(|edge-client (?:generate|audit)[a-z -]* )"([^"]+)"', pages)

@@ -19,7 +19,7 @@ from edge_client.cli.dialogue import (
 )
 from edge_client.screen.reader import EditingReader, PlainReader
 from edge_client.settings import ClientSettings
-from moa.errors import UsageError
+from moa.errors import MoaError, UsageError
 
 
 @pytest.fixture
@@ -132,12 +132,14 @@ def test_set(dialogue: Dialogue) -> None:
     assert dialogue.changes["temperature"] == 0.8
 
 
-def test_the_seed_of_a_temperature_is_told_and_one_that_makes_noise(dialogue: Dialogue) -> None:
+def test_the_seed_of_a_temperature_is_told_and_one_that_makes_noise_is_refused(dialogue: Dialogue) -> None:
     """Whoever meant 0.9 took the model for broken."""
     assert said(dialogue, "/set seed 7") == "seed is 7 from the next answer on"
     told = "temperature is 0.9 from the next answer on, with seed 7"
     assert said(dialogue, "/set temperature 0.9") == told
-    assert said(dialogue, "/set temperature 9").endswith("; above 2 a text is mostly noise")
+    with pytest.raises(MoaError, match=r"temperature must be 0 \(greedy\) or 0.001..2, not 9"):
+        dialogue.take("/set temperature 9")
+    assert dialogue.changes["temperature"] == 0.9
     assert said(dialogue, "/set temperature 0") == "temperature is 0.0 from the next answer on"
 
 

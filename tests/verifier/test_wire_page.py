@@ -80,9 +80,18 @@ class PageClient:
     def open(self) -> None:
         """Open the session, or open it again with all that is known of it."""
         generated = len(self.log) - self.prompt
+        stop: list[str] = []
+        ignore_eos = False
         self.send(
-            *("open", self.session, self.log, self.most, self.sampling),
-            *([], False, generated, self.round),
+            "open",
+            self.session,
+            self.log,
+            self.most,
+            self.sampling,
+            stop,
+            ignore_eos,
+            generated,
+            self.round,
         )
         self.receive("opened")
 

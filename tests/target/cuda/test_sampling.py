@@ -32,7 +32,7 @@ def test_the_noise_is_the_same_but_for_the_rounding_of_its_logarithms(seed: int)
 NARROW = SamplingSettings(temperature=0.3, top_p=0.9371)
 LIFTED = SamplingSettings(temperature=0.001, top_k=5000, repetition_penalty=0.7)
 WIDE = SamplingSettings(temperature=1.0, top_k=2999, top_p=0.9371)
-FLAT = SamplingSettings(temperature=100.0, top_k=1499, top_p=0.1, min_p=0.0137)
+FLAT = SamplingSettings(temperature=2.0, top_k=1499, top_p=0.1, min_p=0.0137)
 GREEDY = SamplingSettings(repetition_penalty=0.7)
 
 
