@@ -132,7 +132,9 @@ def test_set(dialogue: Dialogue) -> None:
     assert dialogue.changes["temperature"] == 0.8
 
 
-def test_the_seed_of_a_temperature_is_told_and_one_that_makes_noise_is_refused(dialogue: Dialogue) -> None:
+def test_the_seed_of_a_temperature_is_told_and_one_that_makes_noise_is_refused(
+    dialogue: Dialogue,
+) -> None:
     """Whoever meant 0.9 took the model for broken."""
     assert said(dialogue, "/set seed 7") == "seed is 7 from the next answer on"
     told = "temperature is 0.9 from the next answer on, with seed 7"
