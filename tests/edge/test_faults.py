@@ -8,6 +8,7 @@ wrong.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -117,6 +118,10 @@ def checked(outcome: kit.Reader | MoaError, ids: list[int]) -> str:
     return " ".join(event.message for event in outcome.events if isinstance(event, Notice))
 
 
+class NotReachedError(AssertionError):
+    """A function was not called as often as its fault needs."""
+
+
 async def beside(
     client: EdgeClient, path: str, at: int, fault: Fault, *, apart: bool = False
 ) -> tuple[kit.Reader | MoaError, str]:
@@ -140,7 +145,8 @@ async def beside(
                 *([] if apart else [turn(other, OTHER, faulty=False)]),
             ]
             outcome, *rest = await asyncio.gather(*map(asyncio.create_task, turns))
-        assert calls >= at, f"the fault was not reached: {calls} of {at}"
+        if calls < at:
+            raise NotReachedError(f"the fault was not reached: {calls} of {at}")
         for one in rest:
             assert isinstance(one, kit.Reader)
             assert one.tokens == verifier_kit.generated(OTHER, COUNT)
@@ -222,11 +228,22 @@ async def test_a_part_of_the_shell_that_fails(part: str, fault: Fault) -> None:
                     )
 
 
+async def reached(
+    client: EdgeClient, path: str, at: int, fault: Fault
+) -> tuple[kit.Reader | MoaError, str]:
+    """As `beside`, of a function that a busy machine may not come to within an answer: records wait
+    for text, and those that are not there at its end are not sent."""
+    for _ in range(9):
+        with contextlib.suppress(NotReachedError):
+            return await beside(client, path, at, fault)
+    return await beside(client, path, at, fault)
+
+
 async def test_records_that_cannot_be_stored_cost_no_token() -> None:
     async with kit.verifier() as running:
         for at in (1, 2):  # a quick verifier sends the records of the whole answer in two messages
             async with open_client(running.transport.url) as client:
-                outcome, said = await beside(client, "records.buffer.put", at, raises(MemoryError))
+                outcome, said = await reached(client, "records.buffer.put", at, raises(MemoryError))
                 assert isinstance(outcome, kit.Reader)
                 assert all(outcome.verified)
                 assert "activation records" in said
