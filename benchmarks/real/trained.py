@@ -366,9 +366,11 @@ class KnownTexts:
         """A text, as the target has computed it for this drafter."""
         path = self._folder / f"{key.replace('/', '-')}.safetensors"
         if not path.exists():
-            save_file(self._computed(ids), path.with_suffix(".part"))
+            known = {**self._computed(ids), "ids": torch.tensor(ids)}
+            save_file(known, path.with_suffix(".part"))
             path.with_suffix(".part").rename(path)
         stored: dict[str, Tensor] = load_file(path)
+        _refuse_another(path, stored, ids)
         hidden = stored["hidden"].float()
         tapped = self._tapped(stored, drafter.taps)
         pool: Any = None
@@ -389,6 +391,16 @@ class KnownTexts:
             raise UsageError(f"no states of layers {list(taps)} are kept: only {list(self._taps)}")
         parts = [stored["tapped"], stored["hidden"]][: 1 + len(taps) - len(self._taps)]
         return torch.cat(parts, -1).float()
+
+
+def _refuse_another(path: Path, stored: Mapping[str, Tensor], ids: Sequence[int]) -> None:
+    """Raise where a kept file is of another text than this: of the same name, in an earlier run.
+    Files without the text's tokens were made before these were kept, and tell by their length."""
+    is_same = len(stored["hidden"]) == len(ids)
+    if "ids" in stored:
+        is_same = stored["ids"].tolist() == list(ids)
+    if not is_same:
+        raise UsageError(f"{path} is of another text", hint="take it out of WORK")
 
 
 def _batch(ids: Sequence[int]) -> Batch:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from benchmarks.baselines.eagle3 import eagle3_config, new_eagle3, save_eagle3
 from benchmarks.baselines.presets import NO_RECORDS
@@ -96,6 +97,23 @@ def test_the_records_are_those_that_a_verifier_sends(known: Known) -> None:
     for mine, sent in pairs:
         apart = np.linalg.norm(mine[:, : sent.shape[1]] - sent)
         assert apart < 0.1 * np.linalg.norm(sent)
+
+
+def test_a_kept_file_of_another_text_is_refused(tmp_path: Path) -> None:
+    """It was read for the text that was asked for, which has the same name after another run."""
+    path = save_tiny("qwen2", tmp_path / "target", num_hidden_layers=8)
+    drafter = new_drafter("states", load_model(path))
+    texts = trained.KnownTexts(str(path), tmp_path / "states")
+    texts.of("a", TEXT, drafter)
+    assert texts.of("a", TEXT, drafter).tokens == TEXT
+    with pytest.raises(UsageError, match=r"a\.safetensors is of another text"):
+        texts.of("a", [*TEXT[:-1], TEXT[-1] + 1], drafter)
+    kept = load_file(tmp_path / "states" / "a.safetensors")
+    del kept["ids"]  # as earlier versions made it
+    save_file(kept, tmp_path / "states" / "a.safetensors")
+    texts.of("a", TEXT, drafter)
+    with pytest.raises(UsageError, match="another text"):
+        texts.of("a", TEXT[:-1], drafter)
 
 
 @pytest.mark.parametrize("behind", [0, 3])
