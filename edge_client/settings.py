@@ -29,6 +29,7 @@ from moa.prices import check_prices
 from moa.process.user_folders import NoHomeError, config_folder, expanded
 from moa.safe_text import safe_line
 from moa.sampling import SamplingSettings
+from moa.upstream_address import upstream_address
 from moa.wire.limits import MAX_STOP_BYTES, MAX_STOP_STRINGS
 
 ENVIRONMENT = "MOA_EDGE_"
@@ -158,6 +159,7 @@ class ClientSettings:
         if self.upstream:
             if self.verifier not in ("", "local"):
                 raise UsageError("--upstream takes the place of --verifier: give one or the other")
+            upstream_address(self.upstream)  # raises for what is none
             object.__setattr__(self, "verifier", "local")  # it is asked by a process beside us
         elif self.upstream_key_file:
             raise UsageError("--upstream-key-file needs --upstream")

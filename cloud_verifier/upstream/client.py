@@ -40,8 +40,8 @@ from cloud_verifier.upstream.json_style import JsonStyle
 from cloud_verifier.upstream.lines import bounded_lines, error_text, openai_usage
 from cloud_verifier.upstream.tokens import Encode
 from moa.api.tools import offered_calls
-from moa.errors import UsageError
 from moa.safe_text import safe_line
+from moa.upstream_address import upstream_address
 
 _CONNECT_SECONDS = 5.0
 _SILENT_SECONDS = 60.0
@@ -139,43 +139,6 @@ class Upstream:
         self.refuses_all = False
 
 
-def address_of(url: str) -> str:
-    """Returns an upstream's address as requests need it, from what a user gave: with a scheme,
-    without a slash at the end, below /v1 by default. A `UsageError` for what is no address, or
-    carries a key."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(
-            f"{safe_line(url)!r} is no address of an upstream", hint="such as http://gpu:8000/v1"
-        )
-    try:
-        is_a_port = parts.port != 0
-    except ValueError:  # beyond 65535, or no number
-        is_a_port = False
-    if not is_a_port:
-        raise UsageError(
-            f"{safe_line(url)!r} has no port that can be: it is a number from 1 to 65535"
-        )
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise UsageError(
-            "an upstream's address has no user, query or fragment",
-            hint="give the key in MOA_UPSTREAM_KEY or with --upstream-key-file",
-        )
-    path = parts.path.rstrip("/") or "/v1"
-    route = next((one for one in _OF_ROUTES if path.endswith(one)), "")
-    if route:
-        meant = f"{parts.scheme}://{parts.netloc}{path.removesuffix(route)}"
-        raise UsageError(
-            f"{safe_line(url)} is the address of one route of an upstream",
-            hint=f"did you mean {safe_line(meant)}?",
-        )
-    return f"{parts.scheme}://{parts.netloc}{path}"
-
-
-_OF_ROUTES = ("/chat/completions", "/completions", "/responses", "/messages", "/models")
-"""What stands behind an upstream's address in those of its routes."""
-
-
 class Abilities(NamedTuple):
     """What every one of some upstreams can do, as far as they are known."""
 
@@ -200,7 +163,7 @@ class Upstreams:
     ) -> None:
         """Take the upstreams at these addresses, which serve the same model; `model` names it,
         empty for their only one, and `interface` says how they are asked. Nothing is sent yet."""
-        self._all = [Upstream(address_of(address), key) for address in addresses]
+        self._all = [Upstream(upstream_address(address), key) for address in addresses]
         self._model = model
         self._interface = interface
         self._clock = clock

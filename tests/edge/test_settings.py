@@ -80,6 +80,8 @@ def test_the_order(tmp_path: Path) -> None:
         ("", {"MOA_EDGE_VERIFIER": "http://x"}, {}, r"did you mean ws://x:8765\?"),
         ("", {}, {"verifier": "ftp://x"}, r"no verifier address \(It is like ws://HOST:PORT"),
         ("", {}, {"verifier": "http://"}, r"no verifier address \(It is like ws://HOST:PORT"),
+        ("", {}, {"upstream": "ftp://x"}, r"'ftp://x' is no address of an upstream \(such as http"),
+        ("", {"MOA_EDGE_UPSTREAM": "http://x:0"}, {}, "has no port that can be"),
         ("", {}, {"temperature": -1.0}, "temperature"),
         ("", {}, {"temperature": 9.0}, "0.001..2"),
         ("", {}, {"max_new_tokens": -1}, "max_new_tokens"),

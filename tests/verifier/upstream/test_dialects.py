@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.upstream.client import Upstreams, address_of
+from cloud_verifier.upstream.client import Upstreams
 from cloud_verifier.upstream.contract import (
     Continuation,
     NotScoredError,
@@ -133,20 +133,6 @@ def test_auto_goes_by_who_owns_the_models() -> None:
         dialect("openai")
     assert "one of auto, llama-server" in refused.value.hint
     assert "OpenAI's chats are chat-whole" in refused.value.hint
-
-
-def test_addresses() -> None:
-    assert address_of("gpu:8000") == "http://gpu:8000/v1"
-    with pytest.raises(UsageError) as route:
-        address_of("http://gpu:8000/v1/chat/completions/")
-    assert route.value.hint == "did you mean http://gpu:8000/v1?"
-    assert address_of("https://api.example/openai/v1/") == "https://api.example/openai/v1"
-    for port in ("0", "99999", "x"):
-        with pytest.raises(UsageError, match="no port that can be"):
-            address_of(f"http://gpu:{port}/v1")
-    for wrong in ("ftp://x", "http://", "http://me:secret@gpu/v1", "http://gpu/v1?key=1"):
-        with pytest.raises(UsageError):
-            address_of(wrong)
 
 
 async def test_lines_are_the_same_wherever_the_body_is_cut() -> None:
