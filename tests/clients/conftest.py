@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -62,6 +62,16 @@ class Device:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(PATIENCE)
         self._loop.close()
+
+    def connect(self) -> None:
+        """Give the link back that a page has cut."""
+        httpx.post(f"{self.address}/moa/link", json={"connected": True}, trust_env=False)
+        self.until(online)
+
+    def forget(self, streams: Iterable[str]) -> None:
+        """Keep these streams no longer: the device would have them checked before later ones."""
+        for stream in streams:
+            httpx.delete(f"{self.address}/v1/streams/{stream}", trust_env=False)
 
     def until(self, happened: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Wait until this holds of the endpoint's status."""

@@ -33,7 +33,9 @@ Open = Callable[..., Any]
 
 @pytest.fixture
 def opened(chromium: Any, device: Device) -> Iterator[Open]:
-    """Opens the page."""
+    """Opens the page. Other tests use the same device: it gets its link back, and what this test
+    has asked is no longer checked."""
+    streams: set[str | None] = set()
     with visits(
         chromium, set(), "ERR_INTERNET_DISCONNECTED", "Cross-Origin-Opener-Policy"
     ) as visit:
@@ -41,10 +43,14 @@ def opened(chromium: Any, device: Device) -> Iterator[Open]:
         def page(
             width: int = 1280, height: int = 720, path: str = "/", base: str = "", **how: Any
         ) -> Any:
-            return visit((base or device.address) + path, "online", width, height, **how)
+            made = visit((base or device.address) + path, "online", width, height, **how)
+            made.on("response", lambda response: streams.add(response.headers.get("x-request-id")))
+            return made
 
         yield page
-        device.pause = 0.0
+    device.pause = 0.0
+    device.connect()
+    device.forget(filter(None, streams))
 
 
 def answered(device: Device, question: str) -> str:
