@@ -16,6 +16,7 @@ import http.server
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -458,6 +459,82 @@ def test_with_a_verifier_the_text_is_the_targets(opened: Opened, app: Host, clou
     tokens = sum(len(truth.ids) for truth in theirs)
     print(f"\n{cloud.forwards / tokens:.2f} forwards a token, {tokens} tokens")
     assert cloud.forwards < 0.8 * tokens, "drafts are accepted"
+
+
+@pytest.mark.parametrize("text", [STORY, "", "größer 🙂\n\n  x"])
+def test_the_worker_counts_tokens_as_the_python_device_does(
+    opened: Opened, alone: Host, text: str
+) -> None:
+    page = opened(alone, "none")
+    counted = page.evaluate("async (text) => (await import('./stream.js')).count(text)", arg=text)
+    assert counted == len(Device.load(embedded_bundle()).codec.encode(text))
+
+
+def test_a_stopped_answer_says_its_length_in_tokens_and_whether_they_are_verified(
+    opened: Opened, app: Host, cloud: Cloud
+) -> None:
+    codec = Device.load(embedded_bundle()).codec
+    page = opened(app, "online")
+    cloud.pause = SLOW
+    ask(page, STORY)
+    written(page, 12)
+    page.click("#stop")
+    cloud.pause = 0.0
+    page.wait_for_function(
+        "() => / tokens/.test(document.querySelector('.assistant .measured').textContent)"
+    )
+    text = page.text_content(".assistant .body")
+    count = len(codec.encode(text))
+    assert page.text_content(".assistant .measured").startswith(f"{count} tokens, verified")
+    page.context.set_offline(True)
+    page.click("#cut-switch")
+    page.wait_for_selector("#link[data-state=offline]")
+    page.click("#new")
+    ask(page, STORY)
+    written(page, 12)
+    page.click("#stop")
+    page.wait_for_function(
+        "() => / tokens/.test(document.querySelector('.assistant .measured').textContent)"
+    )
+    count = len(codec.encode(page.text_content(".assistant .body")))
+    assert re.match(rf"{count} tokens(?!,)", page.text_content(".assistant .measured"))
+
+
+def test_a_correction_whose_check_is_cut_short_is_told_once(
+    opened: Opened, app: Host, cloud: Cloud
+) -> None:
+    truth = device(cloud.url, [STORY], max_new_tokens=128)[0].text
+    page = opened(app, "online")
+    setting(page, "max_tokens", 128)
+    page.click("#cut-switch")
+    page.wait_for_selector("#link[data-state=offline]")
+    ask(page, STORY)
+    complete(page)
+    assert page.text_content(".assistant .body") != truth
+    page.evaluate("""() => {
+        window.notices = [];
+        const place = document.querySelector("#notice");
+        new MutationObserver(() => notices.push(place.textContent))
+            .observe(place, { childList: true });
+    }""")
+    cloud.pause = 2 * SLOW
+    for _ in range(2):
+        page.click("#cut-switch")
+        page.wait_for_function(
+            "() => /is correcting|goes on with/"
+            ".test(document.querySelector('.assistant .note').textContent)"
+        )
+        page.click("#cut-switch")
+        page.wait_for_selector("#link[data-state=offline]")
+    cloud.pause = 0.0
+    page.click("#cut-switch")
+    page.wait_for_function(
+        "(text) => document.querySelector('.assistant .body').textContent === text", arg=truth
+    )
+    first, *others = page.evaluate("notices")
+    assert first == "The verifier corrects an answer that was written offline"
+    assert others.pop() == "The verifier has completed an answer that was written offline"
+    assert set(others) == {"The verifier goes on with an answer"}
 
 
 def test_the_verifier_s_endpoint_serves_the_app(opened: Opened, tmp_path: Path) -> None:
