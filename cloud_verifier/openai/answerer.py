@@ -549,7 +549,7 @@ class _Exchange:
             if getattr(message, "session", None) != self._session.id:
                 raise MoaError(f"unexpected message {type(message).__name__} for another session")
             if isinstance(message, Error) and message.round and self._session.opening:
-                # Of a round that was sent behind an opening: the opening's own answer counts.
+                # Of a round that was sent behind the opening, whose own answer counts.
                 continue
             return message
 

@@ -71,9 +71,10 @@ class Channel:
         )
         self._meter = meter
         self._bad_messages = 0
-        self._refused_opens: set[bytes] = set()
-        """Sessions whose opening was refused for now. A round that was sent right behind it, before
-        the device could know, is refused too: once, at no cost, and without a word in the log."""
+        self._refused_prompts: dict[bytes, Refusal] = {}
+        """Sessions whose latest open or append was refused, and with what. A round that was sent right
+        behind it, before the device could know, is refused with the same: once, at no cost, and
+        without a word in the log."""
         service.join(self.outbox, principal)
 
     def close(self) -> None:
@@ -147,20 +148,35 @@ class Channel:
                 case Hello():
                     self._hello(message)
         except Refusal as refusal:
-            self._refuse(refusal, message)
+            earlier = self._refusal_before(refusal, message)
+            if earlier is not None:
+                session = getattr(message, "session", b"")
+                self.outbox.answer(earlier.error(session=session, round=round_of(message)))
+            else:
+                self._refuse(refusal, message)
+        else:
+            if isinstance(message, Open | Append | Resume | Stream | Close):
+                self._refused_prompts.pop(message.session, None)
+
+    def _refusal_before(self, refusal: Refusal, message: ClientMessage | None) -> Refusal | None:
+        """The refusal of the open or append that a round was sent right behind, where the round fits
+        no session for want of it; None of any other message. Its own refusal would have the device
+        open a session anew that has only to wait."""
+        if not isinstance(message, Stream):
+            return None
+        if refusal.code not in (Code.UNKNOWN_SESSION, Code.CONFLICT):
+            return None
+        return self._refused_prompts.pop(message.session, None)
 
     def _refuse(self, refusal: Refusal, message: ClientMessage | None) -> None:
         """Answer a message with a refusal, and count it. Too many invalid messages, or a refused
         hello, end the connection."""
         session = getattr(message, "session", b"")
-        is_echo = refusal.code == Code.UNKNOWN_SESSION and session in self._refused_opens
         error = refusal.error(session=session, round=round_of(message))
-        if is_echo:
-            # A round that was sent right behind the opening, before its refusal was known.
-            self._refused_opens.discard(session)
-        else:
-            self._count_against_budget(refusal, message, session)
-            self.service.count_refusal(error, self.principal, is_local=self.outbox.is_local)
+        self._note_refused_prompt(refusal, message)
+        if not refusal.retryable:  # refused for now: the device is not to blame
+            self._meter.spend(REFUSALS)
+        self.service.count_refusal(error, self.principal, is_local=self.outbox.is_local)
         self.outbox.answer(error)
         if refusal.code == Code.BAD_MESSAGE:
             self._bad_messages += 1
@@ -171,17 +187,13 @@ class Channel:
         if not self.welcomed.is_set():
             raise CloseConnection(CloseCode.PROTOCOL_ERROR, "hello was refused") from None
 
-    def _count_against_budget(
-        self, refusal: Refusal, message: ClientMessage | None, session: bytes
-    ) -> None:
-        """Spend one refusal of the connection's budget, unless the device is not to blame, because
-        it was refused for now."""
-        if refusal.retryable:
-            most = self.limits.max_sessions_per_connection
-            if isinstance(message, Open) and len(self._refused_opens) < most:
-                self._refused_opens.add(session)
-        else:
-            self._meter.spend(REFUSALS)
+    def _note_refused_prompt(self, refusal: Refusal, message: ClientMessage | None) -> None:
+        """Keep with what an open or append is refused, for the round that may follow it."""
+        if not isinstance(message, Open | Append):
+            return
+        has_room = len(self._refused_prompts) < self.limits.max_sessions_per_connection
+        if has_room or message.session in self._refused_prompts:
+            self._refused_prompts[message.session] = refusal
 
     async def _matcher(self, message: Open | Append, start: int) -> Matcher | None:
         """Compile the grammar of an answer that begins at position `start`; None if the message has
@@ -315,15 +327,15 @@ class Channel:
         """Begin the next turn of a session: its prompt joins the log."""
         matcher = await self._matcher(message, message.base + len(message.ids))
         session = self._own(message.session)
-        self.service.admit(self.principal, len(message.ids))
         # Bytes by which the session grows.
         growth = BYTES_PER_TOKEN * len(message.ids)
         if matcher is not None and session.matcher is None:
             growth += MATCHER_BYTES
         growth += max(0, message_bytes(message.messages) - session.message_bytes)
-        self.table.check_logs(session, growth)
         before = len(session.log)
-        outputs = session.append(message, matcher)
+        with self.service.admitted(self.principal, len(message.ids)):
+            self.table.check_logs(session, growth)
+            outputs = session.append(message, matcher)
         is_new = len(session.log) > before
         if is_new:
             self._meter.refund()

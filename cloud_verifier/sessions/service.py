@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from cloud_verifier.engine.contract import (
     Answered,
@@ -211,6 +211,17 @@ class Service:
             raise _above_rate(principal, wait)
         budget.spend(tokens)
 
+    @contextlib.contextmanager
+    def admitted(self, principal: str, tokens: int) -> Iterator[None]:
+        """Admit new work. If it is refused after all, as for want of a slot, its tokens cost
+        nothing: else each time that it is asked for again would."""
+        self.admit(principal, tokens)
+        try:
+            yield
+        except BaseException:
+            self.principal(principal).tokens.spend(-tokens)
+            raise
+
     def most_guesses(self, principal: str) -> float:
         """How many guesses of this principal's devices may be run in a forward now."""
         return self.principal(principal).most_guesses(self.clock())
@@ -262,13 +273,13 @@ class Service:
             matcher=matcher,
         )
         self.table.check_room(session)
-        self.admit(principal, tokens)
-        try:
-            self.perform(session, [PREFILL])
-            self.table.add(session)
-        except BaseException:
-            self.table.remove(session, "refused")
-            raise
+        with self.admitted(principal, tokens):
+            try:
+                self.perform(session, [PREFILL])
+                self.table.add(session)
+            except BaseException:
+                self.table.remove(session, "refused")
+                raise
         return session
 
     def perform(self, session: ServerSession, outputs: Iterable[Output]) -> None:

@@ -484,6 +484,10 @@ class TurnMachine:
         continue in a new one, or ask no more in this turn."""
         if error.round and not self.session.waits_for(error.round):
             return  # it has been answered meanwhile
+        if error.round and self.session.opening:
+            # A stream was asked for right behind an open or append: if that was refused, its own
+            # answer says so, and both are sent again.
+            return
         match classify(error):
             case Failure.NOT_NOW:
                 self.session.receive(error)
@@ -496,11 +500,6 @@ class TurnMachine:
                     # Nobody waits, and the verifier has asked for this pause: its time to answer
                     # counts from the end of it. A verifier that fails each time is given up.
                     self.deadlines.restart(self.reach.retry.not_before)
-            case Failure.UNKNOWN | Failure.BROKEN if error.round and self.session.opening:
-                # A stream was asked for right behind the opening or the next question: if that was
-                # refused, its own answer says so. Without it the verifier does not know the
-                # session, or has its turn before, which is over.
-                pass
             case Failure.UNKNOWN:
                 self.session.receive(error)
                 self._reopen(now)

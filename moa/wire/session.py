@@ -138,7 +138,8 @@ class ClientSession:
 
     @property
     def opening(self) -> bool:
-        """Whether an opening, or an append to what was opened, has not been answered yet."""
+        """Whether an open or append has not been accepted yet. A round that was sent behind it has no
+        place before: where it is refused, the answer to the open or append counts."""
         return self._opening_request() is not None
 
     def waits_for(self, round: int) -> bool:

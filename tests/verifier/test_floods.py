@@ -118,10 +118,7 @@ async def test_conversations_that_find_no_slot_are_no_flood(
                 session = ClientSession(IDS)
                 await client.send(session.open(), session.stream())
                 answers = [await client.receive(), await client.receive()]
-                assert [getattr(answer, "code", "") for answer in answers] == [
-                    "busy",
-                    "unknown_session",
-                ]
+                assert [getattr(answer, "code", "") for answer in answers] == ["busy", "busy"]
         session = await client.start(IDS, max_new_tokens=3)
         assert isinstance(await client.advance(session, [IDS[-1]]), Advanced)
 
@@ -240,10 +237,28 @@ async def test_a_round_right_behind_a_refused_opening_is_no_refusal_of_its_own()
             opening = another.open()
             await edge.send(opening, another.stream())
             codes = [getattr(await edge.receive(), "code", "") for _ in range(2)]
-            assert codes == ["busy", "unknown_session"]
+            assert codes == ["busy", "busy"]
         page = running.metrics.page().decode()
     counted = [line for line in page.splitlines() if line.startswith("moa_refusals_total{")]
     assert counted == ['moa_refusals_total{code="busy",limit="max_sessions_per_principal"} 1.0']
+
+
+async def test_a_round_right_behind_a_prompt_that_is_too_long_is_no_refusal_of_its_own() -> None:
+    """Each such question was counted twice, as a `limit` and as an `unknown_session`."""
+    async with kit.verifier() as running:
+        async with kit.client(running) as edge:
+            session = ClientSession(kit.prompt(1, 200))
+            opening, stream = session.open(), session.stream()
+            await edge.send(opening, stream, stream)
+            errors = [await edge.receive() for _ in range(3)]
+        page = running.metrics.page().decode()
+    codes = [getattr(error, "code", "") for error in errors]
+    assert codes == ["limit", "limit", "unknown_session"], "one round is behind it, and no more"
+    counted = sorted(line for line in page.splitlines() if line.startswith("moa_refusals_total{"))
+    assert counted == [
+        'moa_refusals_total{code="limit",limit="max_prompt_tokens"} 1.0',
+        'moa_refusals_total{code="unknown_session",limit=""} 1.0',
+    ]
 
 
 async def test_ranges_of_held_rows_count_as_the_work_they_are() -> None:

@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
 from cloud_verifier.serving.auth import Authenticator
-from moa.wire import ClientSession, chain_hash, encode
+from moa.wire import ClientSession, Code, Refusal, chain_hash, encode
 from moa.wire.messages import (
     Append,
     Cancel,
@@ -331,6 +332,72 @@ async def test_a_principal_pays_for_drafts_and_streams_and_goes_on_when_it_has_p
             assert refused > 5
         async with kit.client(running, token=bob) as edge:
             await edge.start(IDS)
+
+
+async def test_a_question_at_the_rate_is_refused_with_its_round_and_asked_again_in_its_session() -> (
+    None
+):
+    """The round was refused as a `conflict`, on which a session is opened anew: all of the
+    conversation was read and charged once more."""
+    settings = kit.limited(max_tokens_per_second=5.0, max_burst_tokens=len(IDS) + 10)
+    question = kit.prompt(2, 12)
+    async with kit.verifier(settings) as running:
+        now = running.service.clock()
+        running.service.clock = lambda: now
+        async with kit.client(running) as edge:
+            session = await edge.start(IDS, max_new_tokens=4)
+            await edge.stream(session)
+            assert session.finish == "length"
+            answered = list(session.log)
+            append = session.append(question, max_new_tokens=4)
+            await edge.send(append, session.stream())
+            refusals = [await edge.receive() for _ in range(2)]
+            assert all(isinstance(refusal, Error) for refusal in refusals)
+            first, behind = refusals
+            assert isinstance(first, Error)
+            assert isinstance(behind, Error)
+            assert (first.code, first.limit, first.round) == ("busy", "max_tokens_per_second", 0)
+            assert behind == msgspec.structs.replace(first, round=2)
+            page = running.metrics.page().decode()
+            now += 60  # more than it says: the answer is to come in one stream
+            await edge.send(*session.unsettled)
+            while not session.finish:
+                await edge.event(session)
+            truth = kit.generated(answered + question, 4)
+            assert session.log == [*answered, *question, *truth]
+    counted = [line for line in page.splitlines() if line.startswith("moa_refusals_total{")]
+    assert counted == ['moa_refusals_total{code="busy",limit="max_tokens_per_second"} 1.0']
+
+
+async def test_a_prompt_that_is_refused_for_want_of_a_slot_costs_none_of_the_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device that asked again for a slot paid for its prompt each time."""
+    settings = kit.limited(max_tokens_per_second=1e-6, max_burst_tokens=len(IDS) + 20)
+    question = kit.prompt(2, 8)
+
+    def no_room(*_: object) -> None:
+        raise Refusal(Code.BUSY, "no room", limit="slots")
+
+    async with kit.verifier(settings) as running, kit.client(running) as edge:
+        table = running.service.table
+        with monkeypatch.context() as full:
+            full.setattr(table, "reserve", no_room)
+            for _ in range(5):
+                refused = await edge.start(IDS)
+                assert refused.settled == 0
+        session = await edge.start(IDS, max_new_tokens=4)
+        await edge.stream(session)
+        append = session.append(question, max_new_tokens=4)
+        with monkeypatch.context() as full:
+            full.setattr(table, "check_logs", no_room)
+            for _ in range(5):
+                await edge.send(append)
+                event = await edge.event(session)
+                assert isinstance(event, Refused)
+                assert event.error.limit == "slots"
+        await edge.send(append)
+        assert isinstance(await edge.event(session), Ready)
 
 
 async def test_a_device_that_guesses_wrong_gets_as_much_text_as_another_and_is_told_the_limit(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from edge_client.events import Link
+from edge_client.events import Link, Notice
 from edge_client.turn.reachability import RATE
 from moa.wire import Limits
-from moa.wire.messages import Foresee
+from moa.wire.messages import Append, Foresee, Open, Stream
 from tests.edge.turn.world import World
 
 RATE_OF_TEN = Limits(max_tokens_per_second=10.0, max_burst_tokens=60)
@@ -113,3 +113,67 @@ def test_a_verifier_that_is_silent_behind_such_a_pause_is_late() -> None:
     world.trouble("mute", start=2.0)
     world.run(seconds=7.0)
     assert [link.state for link in links(world)] == ["online", "limited", "late"]
+
+
+QUESTION = range(3, 19)
+
+
+def asked_again_in_its_session(world: World, count: int) -> None:
+    """The second question was refused at first, and what was sent right behind it, too; it is
+    answered in the session of the first one, and the user is not told of a new one."""
+    assert world.answer == world.expected
+    assert world.reader.unverified == 0
+    openings = [message for _, message in world.sent if isinstance(message, Open)]
+    appends = [message for _, message in world.sent if isinstance(message, Append)]
+    assert len(openings) == 1
+    assert len(appends) == count
+    assert len(set(map(str, appends))) == 1, "the same one again"
+    assert not [event for event in world.reader.events if isinstance(event, Notice)]
+
+
+@pytest.mark.parametrize("draft", ["auto", "device", "none"])
+def test_a_question_at_a_limit_waits_in_its_session(draft: Any) -> None:
+    """The conversation was read, and charged, from its beginning."""
+    limits = Limits(max_tokens_per_second=3.0, max_burst_tokens=30)
+    world = World(count=40, limits=limits, draft=draft)
+    world.run()
+    asked_at = world.now
+    world.next_turn(*QUESTION, count=20)
+    assert world.run() == "length"
+    asked_again_in_its_session(world, 2)
+    assert world.now - asked_at <= 1.3 * (len(QUESTION) + 20) / 3
+    assert {link.state for link in links(world)} <= {"limited", "online"}
+
+
+def test_what_was_sent_behind_a_refused_question_is_sent_again_behind_it() -> None:
+    limits = Limits(max_tokens_per_second=3.0, max_burst_tokens=30)
+    world = World(count=40, limits=limits, draft="none")
+    world.run()
+    world.next_turn(*QUESTION, count=20)
+    world.run()
+    second = [
+        type(message)
+        for at, message in world.sent
+        if at >= world.begun[1] and isinstance(message, Append | Stream)
+    ]
+    assert second[:4] == [Append, Stream, Append, Stream]
+
+
+@pytest.mark.parametrize(
+    ("code", "limit"),
+    [("busy", "kv_tokens"), ("busy", "max_log_bytes"), ("draining", ""), ("internal", "")],
+)
+@pytest.mark.parametrize("draft", ["device", "none"])
+def test_a_question_that_is_refused_for_now_waits_in_its_session(
+    code: str, limit: str, draft: Any
+) -> None:
+    world = World(count=20, draft=draft)
+    world.run()
+    world.verifier.refuses = (Append,)
+    world.verifier.retry_after_ms = 300
+    world.verifier.limit = limit
+    world.verifier.fault = code
+    world.at(0.2, lambda: setattr(world.verifier, "fault", ""))
+    world.next_turn(*QUESTION, count=20)
+    assert world.run() == "length"
+    asked_again_in_its_session(world, 2)
