@@ -71,10 +71,10 @@ class Channel:
         )
         self._meter = meter
         self._bad_messages = 0
-        self._refused_prompts: dict[bytes, Refusal] = {}
+        self._refused_prompts: dict[bytes, Refusal | None] = {}
         """Sessions whose latest open or append was refused, and with what. A round that was sent right
         behind it, before the device could know, is refused with the same: once, at no cost, and
-        without a word in the log."""
+        without a word in the log. None where that is done."""
         service.join(self.outbox, principal)
 
     def close(self) -> None:
@@ -166,7 +166,10 @@ class Channel:
             return None
         if refusal.code not in (Code.UNKNOWN_SESSION, Code.CONFLICT):
             return None
-        return self._refused_prompts.pop(message.session, None)
+        earlier = self._refused_prompts.get(message.session)
+        if earlier is not None:
+            self._refused_prompts[message.session] = None
+        return earlier
 
     def _refuse(self, refusal: Refusal, message: ClientMessage | None) -> None:
         """Answer a message with a refusal, and count it. Too many invalid messages, or a refused
@@ -191,9 +194,10 @@ class Channel:
         """Keep with what an open or append is refused, for the round that may follow it."""
         if not isinstance(message, Open | Append):
             return
-        has_room = len(self._refused_prompts) < self.limits.max_sessions_per_connection
-        if has_room or message.session in self._refused_prompts:
-            self._refused_prompts[message.session] = refusal
+        self._refused_prompts.pop(message.session, None)
+        self._refused_prompts[message.session] = refusal
+        if len(self._refused_prompts) > self.limits.max_sessions_per_connection:
+            del self._refused_prompts[next(iter(self._refused_prompts))]  # the oldest
 
     async def _matcher(self, message: Open | Append, start: int) -> Matcher | None:
         """Compile the grammar of an answer that begins at position `start`; None if the message has
@@ -343,6 +347,9 @@ class Channel:
 
     def _cancel(self, message: Cancel) -> None:
         """Stop a session's round, or a stream that waits for guesses."""
+        is_open = self.table.find(message.session, self.principal) is not None
+        if not is_open and message.session in self._refused_prompts:
+            return  # its round was refused with the opening: nothing runs
         session = self._own(message.session)
         self.service.perform(session, session.cancel(message.round))
 

@@ -232,12 +232,15 @@ async def test_a_round_right_behind_a_refused_opening_is_no_refusal_of_its_own()
     """It stood beside each `busy` in log and metrics, as if something were wrong."""
     async with kit.verifier(kit.limited(max_sessions_per_principal=1)) as running:
         async with kit.client(running) as edge:
-            await edge.start(IDS, max_new_tokens=5)
+            session = await edge.start(IDS, max_new_tokens=5)
             another = ClientSession(IDS)
             opening = another.open()
-            await edge.send(opening, another.stream())
+            # Its user has stopped it meanwhile.
+            await edge.send(opening, another.stream(), Cancel(another.id, 1))
             codes = [getattr(await edge.receive(), "code", "") for _ in range(2)]
             assert codes == ["busy", "busy"]
+            await edge.stream(session)
+            assert session.finish
         page = running.metrics.page().decode()
     counted = [line for line in page.splitlines() if line.startswith("moa_refusals_total{")]
     assert counted == ['moa_refusals_total{code="busy",limit="max_sessions_per_principal"} 1.0']
