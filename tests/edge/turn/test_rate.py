@@ -159,21 +159,15 @@ def test_what_was_sent_behind_a_refused_question_is_sent_again_behind_it() -> No
     assert second[:4] == [Append, Stream, Append, Stream]
 
 
-@pytest.mark.parametrize(
-    ("code", "limit"),
-    [("busy", "kv_tokens"), ("busy", "max_log_bytes"), ("draining", ""), ("internal", "")],
-)
-@pytest.mark.parametrize("draft", ["device", "none"])
-def test_a_question_that_is_refused_for_now_waits_in_its_session(
-    code: str, limit: str, draft: Any
-) -> None:
-    world = World(count=20, draft=draft)
+def test_a_question_and_its_stream_that_are_refused_together_are_one_refusal() -> None:
+    """As a verifier does that says the same of both: counted twice, the pauses would grow faster."""
+    world = World(count=20, draft="none")
     world.run()
-    world.verifier.refuses = (Append,)
-    world.verifier.retry_after_ms = 300
-    world.verifier.limit = limit
-    world.verifier.fault = code
-    world.at(0.2, lambda: setattr(world.verifier, "fault", ""))
+    world.verifier.refuses = (Append, Stream)
+    world.trouble("busy")
     world.next_turn(*QUESTION, count=20)
-    assert world.run() == "length"
+    world.run(seconds=0.06)
+    assert world.machine.reach.retry.attempts == 1
+    world.trouble("")
+    world.run()
     asked_again_in_its_session(world, 2)
