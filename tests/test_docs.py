@@ -154,6 +154,12 @@ def test_an_entry_of_the_log_answers_a_question(page: Path) -> None:
     assert f"]({page.name})" in (LOG / "README.md").read_text(encoding="utf-8"), "not in the index"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_no_page_shows_a_folder_of_somebodys_machine(page: Path) -> None:
+    """Recorded output has them."""
+    assert not re.findall(r"(?<![\w.~])/(?:root|home/\w+|Users/\w+)/", page.read_text("utf-8"))
+
+
 def test_every_verb_that_a_page_names_is_in_the_makefile() -> None:
     verbs = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
