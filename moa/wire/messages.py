@@ -81,7 +81,7 @@ class Sampling(Message, frozen=True):
     """The fields of `moa.sampling.SamplingSettings`."""
 
     temperature: float = 0.0
-    """0, for the likeliest token, or 0.001 to 100."""
+    """0, for the likeliest token, or 0.001 to 2."""
     top_k: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     """Up to 2^20; 0: all tokens."""
     top_p: float = 1.0

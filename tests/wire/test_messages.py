@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import get_args
 
 import msgspec
 import pytest
 
+from moa.sampling import MAX_TEMPERATURE, MIN_TEMPERATURE
 from moa.wire import codec, messages
 from moa.wire.messages import Message
 from tests.wire.examples import EXAMPLES, ID
+from tools.wire import structure_lists
 
 GOLDEN = Path(__file__).with_name("golden_frames.json")
 
@@ -66,3 +69,9 @@ def test_rounds_are_small() -> None:
         ID, 100, 1000, list(range(1000, 1006)), drafted=15, queue_ms=0.4, forward_ms=9.3
     )
     assert len(codec.encode(answer)) < 90
+
+
+def test_the_page_names_the_temperatures_that_are_taken() -> None:
+    """It said up to 100 when no more than 2 was taken."""
+    (note,) = re.findall(r"temperature: float = 0\.0`: (.*)", structure_lists())
+    assert note == f"0, for the likeliest token, or {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}."
