@@ -3,7 +3,7 @@ included."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -12,9 +12,11 @@ from moa.logprobs import TokenLogprobs
 Status = Literal["verified", "provisional"]
 LinkState = Literal["none", "connecting", "online", "late", "limited", "offline", "refused"]
 """none: offline on purpose. late: connected, but the answer is overdue. limited: connected, but this
-user has used up what he may have of the verifier a second, and gets no more than that. offline: not connected, or
-the verifier says that the engine behind it does not answer. refused: the verifier refused the
-client."""
+user has used up what he may have of the verifier a second, and gets no more than that. offline: not
+connected, or the verifier says that the engine behind it does not answer. refused: the verifier
+refused the client."""
+OVERDUE: Final = ("late", "limited")
+"""States in which the verifier is there, and its text is waited for."""
 Reason = Literal["eos", "stop", "length", "context", "cancelled", "guard", "link"]
 """Why a turn ended. guard: too many offline tokens for good quality. link: lost, and the device
 could not continue."""

@@ -14,6 +14,7 @@ import msgspec
 
 from edge_client.cli import options
 from edge_client.events import (
+    OVERDUE,
     AnswerSoFar,
     Done,
     Event,
@@ -150,7 +151,7 @@ def not_verified(answer: JsonAnswer, settings: ClientSettings) -> str:
         return f"{line}: the connection to {verifier} was lost"
     if answer.link == "offline":
         return f"{line}: {verifier} could not be reached"
-    if answer.link in ("connecting", "late", "limited"):
+    if answer.link in ("connecting", *OVERDUE):
         return f"{line}: {answer.why_down or f'{verifier} did not answer in time'}"
     return line
 

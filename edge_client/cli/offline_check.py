@@ -21,7 +21,7 @@ from edge_client.cli.dialogue import Unverified
 from edge_client.cli.written_answer import WrittenAnswer
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
-from edge_client.events import Confirm, Done, Event, Link, Progress, Retract, Token
+from edge_client.events import OVERDUE, Confirm, Done, Event, Link, Progress, Retract, Token
 from edge_client.screen.live import PROVISIONAL
 from edge_client.screen.markdown import MarkdownLines
 from edge_client.screen.words import not_verified, tokens, waiting
@@ -317,8 +317,8 @@ class OfflineCheck:
         if self.phase in ("waits", "checks"):
             self.phase = "waits" if is_away else "checks"
         if isinstance(event, Link):
-            self._is_cut_off = event.state not in ("online", "late", "limited")
-            is_late = event.state in ("late", "limited")
+            self._is_cut_off = event.state not in ("online", *OVERDUE)
+            is_late = event.state in OVERDUE
             not_yet = event.detail or f"{self._who_verifies} does not get to it yet"
             self._late = safe_line(not_yet) if is_late else ""
             self._note_what_is_confirmed()

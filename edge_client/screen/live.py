@@ -16,6 +16,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from edge_client.events import (
+    OVERDUE,
     AnswerSoFar,
     Done,
     Event,
@@ -211,7 +212,7 @@ class LiveView(View):
             return f"checking, {answer.final:,} of {len(answer.texts):,}"
         doing = _DOING.get(self._link.state, self._link.state)
         doing = doing.replace("{}", self._who_verifies)
-        if self._link.state in ("late", "limited") and answer.unverified:
+        if self._link.state in OVERDUE and answer.unverified:
             return f"{doing}: this device goes on"
         return doing
 
@@ -232,7 +233,7 @@ class LiveView(View):
                 self._answer.done,
                 self._answer.statuses,
                 more=self._more,
-                why=self._link.detail if self._link.state in ("late", "limited") else "",
+                why=self._link.detail if self._link.state in OVERDUE else "",
                 goes_on=self._goes_on,
             )
             if self._context:

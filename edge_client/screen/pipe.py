@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any, NoReturn, Self
 
-from edge_client.events import AnswerSoFar, Done, Event, Link, Notice
+from edge_client.events import OVERDUE, AnswerSoFar, Done, Event, Link, Notice
 from edge_client.screen.words import first_words
 from moa.errors import MoaError
 from moa.safe_text import safe_line, safe_text
@@ -106,7 +106,7 @@ class PipeView(View):
         self._write(len(self._answer.texts), rest + "\n")
         if self._says_unverified and not done.verified and self._answer.texts:
             line = f"{how_much_verified(self._answer)} was verified by the target"
-            if self._link is not None and self._link.state in ("connecting", "late", "limited"):
+            if self._link is not None and self._link.state in ("connecting", *OVERDUE):
                 line += f": {self._link.detail or f'{self._who_verifies} did not answer in time'}"
             self._tell(line)
         is_online = self._link is not None and self._link.state == "online"

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
-from edge_client.events import Event, Link, LinkState, Notice, Progress, Reason
+from edge_client.events import OVERDUE, Event, Link, LinkState, Notice, Progress, Reason
 from edge_client.turn.actions import Action, Drop, End, Grow, Send, Wait, Write
 from edge_client.turn.ahead import Ahead, server_seconds
 from edge_client.turn.budget import Spending
@@ -680,7 +680,7 @@ class TurnMachine:
     def _tell(self, link: Link) -> None:
         """Tell the user the state of the link, if it has changed, or it is known now why the
         verifier is late, or until when the rate is used up."""
-        says_why = link.state in ("late", "limited") and link.detail not in ("", self._detail)
+        says_why = link.state in OVERDUE and link.detail not in ("", self._detail)
         if link.state != self._state or says_why:
             self._state = link.state
             self._detail = link.detail

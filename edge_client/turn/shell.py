@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from edge_client.events import Event, Link, Notice, Progress, Reason
+from edge_client.events import OVERDUE, Event, Link, Notice, Progress, Reason
 from edge_client.link.mailbox import Mailbox
 from edge_client.link.websocket import VerifierLink
 from edge_client.turn.actions import Drop, End, Grow, Send, Wait, Write
@@ -17,7 +17,7 @@ from moa.wire.messages import ClientMessage
 
 _TELL_SECONDS = 0.5
 """Between two remarks on how far the device has read."""
-_TROUBLE = ("late", "limited", "offline")
+_TROUBLE = (*OVERDUE, "offline")
 """States of the link in which an answer waits for the verifier."""
 
 
