@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
+from cloud_verifier.app import Verifier
 from cloud_verifier.serving.auth import Authenticator
 from moa.wire import ClientSession, Code, Refusal, chain_hash, encode
 from moa.wire.messages import (
@@ -300,15 +302,32 @@ def noticed_in_time(running: kit.Verifier, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(target, "forward", behind_the_loop)
 
 
+@dataclasses.dataclass
+class Now:
+    """The time by which a verifier counts rates."""
+
+    seconds: float
+
+
+@contextlib.asynccontextmanager
+async def five_tokens_a_second(
+    auth: Authenticator | None = None,
+) -> AsyncIterator[tuple[Verifier, Now]]:
+    """A verifier that runs so many for each principal, and `IDS` and ten at once; its time stands
+    still."""
+    settings = kit.limited(max_tokens_per_second=5.0, max_burst_tokens=len(IDS) + 10)
+    async with kit.verifier(settings, auth=auth) as running:
+        now = Now(running.service.clock())
+        running.service.clock = lambda: now.seconds
+        yield running, now
+
+
 async def test_a_principal_pays_for_drafts_and_streams_and_goes_on_when_it_has_paid(
     tokens: tuple[Authenticator, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     auth, alice, bob = tokens
     truth = kit.generated(IDS, 40)
-    settings = kit.limited(max_tokens_per_second=5.0, max_burst_tokens=len(IDS) + 10)
-    async with kit.verifier(settings, auth=auth) as running:
-        now = running.service.clock()
-        running.service.clock = lambda: now
+    async with five_tokens_a_second(auth) as (running, now):
         noticed_in_time(running, monkeypatch)
         async with kit.client(running, token=alice) as edge:
             session = await edge.start(IDS, max_new_tokens=40)
@@ -323,7 +342,7 @@ async def test_a_principal_pays_for_drafts_and_streams_and_goes_on_when_it_has_p
                         "max_tokens_per_second",
                     )
                     refused += 1
-                    now += event.error.retry_after_ms / 1000
+                    now.seconds += event.error.retry_after_ms / 1000
                     await edge.send(*session.unsettled)
                 elif not refused:
                     # One more begins when none is left, and one may run while that is noticed.
@@ -339,32 +358,28 @@ async def test_a_question_at_the_rate_is_refused_with_its_round_and_asked_again_
 ):
     """The round was refused as a `conflict`, on which a session is opened anew: all of the
     conversation was read and charged once more."""
-    settings = kit.limited(max_tokens_per_second=5.0, max_burst_tokens=len(IDS) + 10)
     question = kit.prompt(2, 12)
-    async with kit.verifier(settings) as running:
-        now = running.service.clock()
-        running.service.clock = lambda: now
-        async with kit.client(running) as edge:
-            session = await edge.start(IDS, max_new_tokens=4)
-            await edge.stream(session)
-            assert session.finish == "length"
-            answered = list(session.log)
-            append = session.append(question, max_new_tokens=4)
-            await edge.send(append, session.stream())
-            refusals = [await edge.receive() for _ in range(2)]
-            assert all(isinstance(refusal, Error) for refusal in refusals)
-            first, behind = refusals
-            assert isinstance(first, Error)
-            assert isinstance(behind, Error)
-            assert (first.code, first.limit, first.round) == ("busy", "max_tokens_per_second", 0)
-            assert behind == msgspec.structs.replace(first, round=2)
-            page = running.metrics.page().decode()
-            now += 60  # more than it says: the answer is to come in one stream
-            await edge.send(*session.unsettled)
-            while not session.finish:
-                await edge.event(session)
-            truth = kit.generated(answered + question, 4)
-            assert session.log == [*answered, *question, *truth]
+    async with five_tokens_a_second() as (running, now), kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=4)
+        await edge.stream(session)
+        assert session.finish == "length"
+        answered = list(session.log)
+        append = session.append(question, max_new_tokens=4)
+        await edge.send(append, session.stream())
+        refusals = [await edge.receive() for _ in range(2)]
+        assert all(isinstance(refusal, Error) for refusal in refusals)
+        first, behind = refusals
+        assert isinstance(first, Error)
+        assert isinstance(behind, Error)
+        assert (first.code, first.limit, first.round) == ("busy", "max_tokens_per_second", 0)
+        assert behind == msgspec.structs.replace(first, round=2)
+        page = running.metrics.page().decode()
+        now.seconds += 60  # more than it says: the answer is to come in one stream
+        await edge.send(*session.unsettled)
+        while not session.finish:
+            await edge.event(session)
+        truth = kit.generated(answered + question, 4)
+        assert session.log == [*answered, *question, *truth]
     counted = [line for line in page.splitlines() if line.startswith("moa_refusals_total{")]
     assert counted == ['moa_refusals_total{code="busy",limit="max_tokens_per_second"} 1.0']
 
@@ -406,10 +421,7 @@ async def test_a_device_that_guesses_wrong_gets_as_much_text_as_another_and_is_t
     """At its limit no guess of it is run, and no stream waits for one."""
     auth, alice, _ = tokens
     truth = kit.generated(IDS, 40)
-    settings = kit.limited(max_tokens_per_second=5.0, max_burst_tokens=len(IDS) + 10)
-    async with kit.verifier(settings, auth=auth) as running:
-        now = running.service.clock()
-        running.service.clock = lambda: now
+    async with five_tokens_a_second(auth) as (running, _):
         noticed_in_time(running, monkeypatch)
         async with kit.client(running, token=alice) as edge:
             session = await edge.start(IDS, max_new_tokens=40)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -324,45 +325,55 @@ async def test_a_stopped_answer_is_gone_on_with() -> None:
         assert client._conversations == {rests}
 
 
-async def test_a_link_without_a_word_is_not_called_online(
+@dataclass
+class Now:
+    """The time by which a link is judged."""
+
+    seconds: float = 0.0
+
+
+@pytest.fixture
+async def watched(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 0.0
+) -> AsyncIterator[tuple[EdgeAnswerer, EdgeClient, Now]]:
+    """An endpoint that is online, its client, and the time that both are told."""
+    now = Now()
     for module in (answerer, connection):
-        monkeypatch.setattr(module, "perf_counter", lambda: now)
+        monkeypatch.setattr(module, "perf_counter", lambda: now.seconds)
     async with verifier() as url, EdgeClient(verifier=url) as client:
         await client.wait_online(60)
-        one = EdgeAnswerer(client, "x")
-        assert one.status()["link"] == "online"
-        now = 7.0  # a ping is sent each 5 s
-        assert one.status()["link"] == "online"
-        now = 8.0
-        late = one.status()
-        assert (late["link"], late["rtt_ms"]) == ("late", None)
-        async for _ in client.generate("hello", max_new_tokens=4):
-            pass
-        again = one.status()
-        assert (again["link"], again["rtt_ms"] is None) == ("online", False)
+        yield EdgeAnswerer(client, "x"), client, now
+
+
+async def test_a_link_without_a_word_is_not_called_online(
+    watched: tuple[EdgeAnswerer, EdgeClient, Now],
+) -> None:
+    one, client, now = watched
+    assert one.status()["link"] == "online"
+    now.seconds = 7.0  # a ping is sent each 5 s
+    assert one.status()["link"] == "online"
+    now.seconds = 8.0
+    late = one.status()
+    assert (late["link"], late["rtt_ms"]) == ("late", None)
+    async for _ in client.generate("hello", max_new_tokens=4):
+        pass
+    again = one.status()
+    assert (again["link"], again["rtt_ms"] is None) == ("online", False)
 
 
 async def test_a_rate_that_is_used_up_is_a_state_of_the_link_for_as_long(
-    monkeypatch: pytest.MonkeyPatch,
+    watched: tuple[EdgeAnswerer, EdgeClient, Now],
 ) -> None:
-    now = 0.0
-    for module in (answerer, connection):
-        monkeypatch.setattr(module, "perf_counter", lambda: now)
-    async with verifier() as url, EdgeClient(verifier=url) as client:
-        await client.wait_online(60)
-        one = EdgeAnswerer(client, "x")
-        assert client.link is not None
-        client.link.limited_by("your rate is used up", 3.0)
-        client.link.limited_by("an older turn knows less", 2.0)
-        limited = one.status()
-        assert (limited["link"], limited["detail"]) == ("limited", "your rate is used up")
-        assert limited["rtt_ms"] is not None
-        assert await one.unverified() == "", "it is verified, a little later"
-        now = 3.0
-        assert one.status()["link"] == "online"
+    one, client, now = watched
+    assert client.link is not None
+    client.link.limited_by("your rate is used up", 3.0)
+    client.link.limited_by("an older turn knows less", 2.0)
+    limited = one.status()
+    assert (limited["link"], limited["detail"]) == ("limited", "your rate is used up")
+    assert limited["rtt_ms"] is not None
+    assert await one.unverified() == "", "it is verified, a little later"
+    now.seconds = 3.0
+    assert one.status()["link"] == "online"
 
 
 def test_others_may_only_use_it_with_a_key() -> None:
