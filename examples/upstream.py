@@ -3,8 +3,8 @@
 pip install -e ".[upstream]" -c constraints.txt     # nothing is installed beside the engine
 python examples/upstream.py http://gpu:8000/v1 "What is 17 plus 25?"
 
-The API is found out by `upstream_api="auto"`; docs/upstream.md says what "verified" means with each. A key comes from
-the variable MOA_UPSTREAM_KEY.
+The API is found out by `upstream_api="auto"`; docs/upstream.md says what "verified" means with each.
+A key comes from the variable MOA_UPSTREAM_KEY.
 """
 
 from __future__ import annotations
