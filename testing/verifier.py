@@ -18,7 +18,8 @@ import psutil
 from moa.cli.working import working
 from moa.errors import MoaError, UsageError
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[1]
+"""Where `benchmarks` is imported from: it is not installed."""
 _SERVE = ("-c", "from cloud_verifier.cli import main; main()", "serve", "--log-level", "error")
 _EMULATE = ("-m", "benchmarks.kit.emulation")
 

@@ -18,6 +18,8 @@ from moa.target.torch_target import Row
 from moa.wire.limits import Limits
 from testing.client import client
 from testing.speculator import GenerationSettings, Speculator
+from testing.verifier import Emulated
+from testing.verifier import verifier as emulated_verifier
 from tests.benchmarks.pairs import opponent, prompts, tiny_target
 from tests.edge import kit as edge_kit
 
@@ -74,3 +76,13 @@ def test_a_baseline_drafts_by_the_graph_of_its_bundle() -> None:
         drafting = open_drafting(folder / "drafter", target, graph=graph)
         assert type(drafting) is kind
         assert {drafting.open(), drafting.open()} == {0, 1}
+
+
+def test_an_emulated_verifier_starts_wherever_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`benchmarks` is not installed: the process is given the folder that it is imported from."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with emulated_verifier(emulated=Emulated(step_ms=1.0)) as running:
+        assert running.process.poll() is None
