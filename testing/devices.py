@@ -145,6 +145,7 @@ class ScriptedDevice:
     _released: tuple[bytes, int] | None = None
     """The stream whose verifier was told to wait no longer, on this connection."""
     _lost_at: float = 0.0
+    """When the last connection ended, until it is told tokens by a later one; 0: it has been."""
 
     def __post_init__(self) -> None:
         self.session = ClientSession(
@@ -158,6 +159,11 @@ class ScriptedDevice:
     def tokens(self) -> list[int]:
         """What it has been told."""
         return self.session.log[len(self.script.ids) :]
+
+    @property
+    def lost_for(self) -> float:
+        """Seconds since a connection ended and no later one has told it tokens."""
+        return perf_counter() - self._lost_at if self._lost_at else 0.0
 
     @property
     def exact(self) -> bool:
@@ -184,7 +190,7 @@ class ScriptedDevice:
                         self._released = None
             if not self.session.finish:
                 self._lost_at = self._lost_at or perf_counter()
-                if perf_counter() - self._lost_at > PATIENCE:
+                if self.lost_for > PATIENCE:
                     raise MoaError(f"a device found no verifier for {PATIENCE:.0f} s")
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, longest)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from time import perf_counter
 
-from tests.torture.kills import _HALF_OPEN, Link
+from testing.devices import Script, ScriptedDevice
+from tests.torture.kills import _HALF_OPEN, _LEFT_ALONE_AFTER, Link, starved
 
 
 async def test_ends_that_only_the_verifier_takes_for_alive_are_bounded() -> None:
@@ -36,3 +38,14 @@ async def test_ends_that_only_the_verifier_takes_for_alive_are_bounded() -> None
             assert [await ended.get(), await ended.get()] == [0, 1]
             assert ended.empty()
         assert {await ended.get() for _ in range(_HALF_OPEN)} == set(range(2, 2 + _HALF_OPEN))
+
+
+def test_a_device_that_a_busy_machine_starves_is_left_alone() -> None:
+    """Else a verifier that starts slowly is killed before it has told anything, again and again."""
+    script = Script.along([5, 6, 7], [8, 9], [8, 9], 2)
+    devices = [ScriptedDevice("ws://nowhere", script) for _ in range(2)]
+    assert not starved(devices)
+    devices[1]._lost_at = perf_counter() - _LEFT_ALONE_AFTER / 2
+    assert not starved(devices)
+    devices[1]._lost_at = perf_counter() - 2 * _LEFT_ALONE_AFTER
+    assert starved(devices)
