@@ -770,11 +770,22 @@ def test_a_check_on_a_slow_machine_ends_soon(
     assert not check._is_loaded(trees)
 
 
+def test_a_context_that_was_read_on_a_busy_machine_leaves_out_no_tree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A forward over 64 nodes counted as longer than 20 s where one over 32 had taken 1.2 s."""
+    clock = FakeClock()
+    monkeypatch.setattr(check, "time", clock)
+    target: Any = SlowTarget(clock, a_token=0.0375)
+    trees = check._time_trees(target, 0, check._TREES, 0.35, lambda _: None)
+    assert [tree["nodes"] for tree in trees] == list(check._TREES)
+
+
 def test_what_was_not_timed_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     figures = {"not_timed": [32, 64], "times_vary_percent": 0, "busy": True}
     check.show(figures, as_json=False)
     said = " ".join(capsys.readouterr().out.split())
-    assert "not timed: 32, 64 nodes, for a forward takes longer than 20 s" in said
+    assert "not timed: 32, 64 nodes, for a forward would take longer than 20 s" in said
     assert "this machine was busy: other programs use its processor;" in said
 
 
