@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from moa.cli.working import lasting
 from moa.process.memory import resident_bytes
+from moa.process.peers import shown_peer
 from moa.safe_text import safe_line, safe_text
 from moa.token_bucket import TokenBucket
 from moa.wire.limits import Limits
@@ -56,6 +57,7 @@ _FIELDS = (
     "records",
     "url",
     "api",
+    "upstream_api",
     "seconds",
     "prompt_tokens",
     "tokens",
@@ -80,6 +82,8 @@ def _fields(record: logging.LogRecord) -> dict[str, int | float | str]:
         if value in (None, "", b"", 0):
             continue
         known = value.hex() if isinstance(value, bytes) else value
+        if name == "peer":
+            known = shown_peer(str(value))
         fields[name] = known if isinstance(known, int | float) else safe_line(str(known))
     return fields
 

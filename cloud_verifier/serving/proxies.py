@@ -7,6 +7,7 @@ The variable and its default are those of uvicorn, which serves OpenAI's API.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
@@ -14,6 +15,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 _VARIABLE = "FORWARDED_ALLOW_IPS"
 _THIS_MACHINE = "127.0.0.1,::1"
 _ANYBODY = "*"
+_WITH_PORT = re.compile(r"(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^:]+)):(?P<port>[0-9]{1,5})")
 
 
 class Proxies:
@@ -29,16 +31,20 @@ class Proxies:
     def client(self, peer: str, headers: Sequence[str]) -> str:
         """Returns the client's address, as far as it is known: the `peer` of the socket, or what it
         says in its X-Forwarded-For headers if it is one of these proxies. Of several addresses that
-        is the last one that is none of them: those before it may be the client's own word."""
+        is the last one that is none of them: those before it may be the client's own word. The port
+        is 0 where the proxy has told none."""
         if not self._has(peer.rpartition(":")[0]):
             return peer
-        hops = [hop for header in headers for part in header.split(",") if (hop := part.strip())]
-        for hop in reversed(hops):
-            if not _is_address(hop):
+        client = peer
+        words = [word for header in headers for part in header.split(",") if (word := part.strip())]
+        for word in reversed(words):
+            host, port = _host_and_port(word)
+            if not _is_address(host):
                 return peer
-            if not self._has(hop):
-                return f"{hop}:0"  # its port is not told
-        return f"{hops[0]}:0" if hops else peer
+            client = f"{host}:{port}"
+            if not self._has(host):
+                return client
+        return client
 
     def _has(self, host: str) -> bool:
         if _ANYBODY in self._named:
@@ -59,6 +65,15 @@ class Proxies:
             except ValueError:
                 continue  # a name, which is compared as it is
         return found
+
+
+def _host_and_port(word: str) -> tuple[str, int]:
+    """Returns a client's address, and its port where that is told as `192.0.2.7:4711` or
+    `[2001:db8::7]:4711`, as uvicorn reads it, too; else 0."""
+    found = _WITH_PORT.fullmatch(word)
+    if found is None:
+        return word, 0
+    return found["bracketed"] or found["plain"], int(found["port"])
 
 
 def _is_address(text: str) -> bool:

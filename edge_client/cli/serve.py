@@ -24,6 +24,7 @@ from moa.cli.command_line import add_flags, given_fields
 from moa.errors import MoaError, UsageError, how_to_install
 from moa.process.listening import Port
 from moa.process.memory import leave_out_what_is_loaded
+from moa.process.peers import shown_peer
 from moa.safe_text import safe_line
 
 _KEY = "MOA_API_KEY"
@@ -181,7 +182,7 @@ class _WithPeer(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Returns a line."""
-        peer = getattr(record, "peer", "")
+        peer = shown_peer(getattr(record, "peer", ""))
         return super().formatMessage(record) + (f" [{safe_line(peer)}]" if peer else "")
 
 

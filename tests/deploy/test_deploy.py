@@ -27,6 +27,7 @@ from cloud_verifier.upstream.figures import Figures
 from moa.api.errors import ApiError
 from moa.api.metrics import ApiMetrics
 from moa.process.listening import Port
+from moa.version import COMMIT_FILE
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -129,6 +130,35 @@ def test_the_image_and_the_unit_have_the_step_for_a_machine_without_a_card(tmp_p
     assert run("gpu") == (1, "")
 
 
+@pytest.mark.parametrize(
+    ("commit", "code"), [("0123456789" * 4, 0), ("", 0), ("0123456", 1), ("main", 1)]
+)
+def test_the_image_names_the_commit_that_it_was_built_from(
+    commit: str, code: int, tmp_path: Path
+) -> None:
+    """The builder gets no file of git, and logs of the image named the release alone."""
+    image = (DEPLOY / "Dockerfile").read_text()
+    step, after = re.findall(r"^ARG COMMIT=\nRUN (.*?fi)\n(.*)$", image, re.M | re.S)[0]
+    assert "pip install" in after, "the package is built behind it"
+    (tmp_path / "moa").mkdir()
+    done = subprocess.run(
+        ["/bin/sh", "-c", step],
+        env={"COMMIT": commit, "PATH": "/usr/bin:/bin"},
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == code
+    written = tmp_path / "moa" / COMMIT_FILE
+    assert written.exists() == (code == 0 and bool(commit))
+    if written.exists():
+        assert written.read_text() == f"{commit}\n"
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    assert COMMIT_FILE in project["tool"]["setuptools"]["package-data"]["moa"]
+    for file in ("Dockerfile", "compose/sglang.yaml", "compose/vllm.yaml"):
+        for line in re.findall("^.*docker build .*$", (DEPLOY / file).read_text(), re.M):
+            assert '--build-arg COMMIT="$(git rev-parse HEAD)"' in line
+
+
 @pytest.mark.parametrize("file", ["compose/sglang.yaml", "compose/vllm.yaml"])
 def test_a_verifier_may_wait_for_its_engine_as_long_as_that_loads(file: str) -> None:
     services = yaml.safe_load((DEPLOY / file).read_text())["services"]
@@ -164,6 +194,14 @@ def test_the_dashboard_has_a_query_in_every_panel() -> None:
     board = json.loads((DEPLOY / "grafana/cloud-verifier.json").read_text())
     assert all(target["expr"] for panel in board["panels"] for target in panel["targets"])
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def test_the_scrape_names_the_operators_token_and_how_its_file_is_made() -> None:
+    text = (DEPLOY / "prometheus/prometheus.yml").read_text()
+    (job,) = yaml.safe_load(text)["scrape_configs"]
+    file = job["authorization"]["credentials_file"]
+    assert f"token new --name operator --append /etc/moa/tokens > {file})" in text
+    assert "without --auth-tokens leave `authorization` out" in text
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed")
@@ -319,7 +357,7 @@ def test_nginx_routes_the_api_by_that_key_and_never_asks_twice_for_a_slow_answer
     assert "proxy_set_header Host $host;" in api, "which --openai-host lets in"
     for route in re.findall(r"location .*? \{(.*?)\n    \}", text, re.S):
         if "proxy_pass" in route:
-            assert "proxy_set_header X-Forwarded-For $remote_addr;" in route, "no client's own word"
+            assert "proxy_set_header X-Forwarded-For $moa_client;" in route, "no client's own word"
     (again,) = re.findall(r"proxy_next_upstream (.*);", api)
     assert "timeout" not in again
     name = re.findall(r"server_name (.*);", text)[0]
