@@ -96,6 +96,8 @@ class TurnMachine:
     """Whether nobody waits for that check: it goes on while the verifier refuses for now."""
     _uncounted: bool = False
     """Whether tokens have come of a stream whose end has not: an engine behind tells its count there."""
+    _reopens: bool = False
+    """Whether the session is opened once more: the verifier, or the connection, that had it is gone."""
     _reading: bool = False
     """Whether the user was told that the verifier is reading."""
     _events: list[Event] = field(default_factory=list)
@@ -228,6 +230,8 @@ class TurnMachine:
             case Ready():
                 self.session_state.established = True
                 self.reach.taken_up()
+                self.stats.resumes += self._reopens
+                self._reopens = False
             case Advanced():
                 self._advanced(event, now)
             case Recovered():
@@ -344,9 +348,10 @@ class TurnMachine:
     def continue_settling(self, now: float, *, persists: bool = False) -> None:
         """Wait once more for the verifier to check text of the finished answer that the device
         wrote alone. `persists`: also for one that refuses for now, for as long as it does."""
+        if not self._rechecks:
+            self._state = None  # whoever follows the checks need not have followed the answer
         self._rechecks = True
         self._persists = persists
-        self._state = None  # whoever follows the check has not been told
         self.reach.try_again()
         self.deadlines.restart(now)
 
@@ -391,6 +396,8 @@ class TurnMachine:
         """Send what the session needs first on this connection, then close sessions of earlier
         turns."""
         self._agree()
+        was_on_another = self.session_state.connection not in (0, connection)
+        self._reopens = self._reopens or (was_on_another and not self.session.settled)
         self._repeat(self.session_state.bring_up(connection), now)
         while self.left:
             self._outbox.append(Close(self.left.pop()))
@@ -527,6 +534,7 @@ class TurnMachine:
     def _reopen(self, now: float) -> None:
         """Open a session again that the verifier has lost: its opening is among the unsettled
         requests. The first time at once, then after a pause."""
+        self._reopens = True
         self._try_again(now, "the verifier has lost the session again and again")
         if self.reach.setbacks == 1:
             self.session_state.repeat(now)

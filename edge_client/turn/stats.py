@@ -47,6 +47,8 @@ class Stats:
     retracted: int = 0
     adopted: int = 0
     resumes: int = 0
+    """How often the answer went on behind the loss of its connection, or of the verifier's session:
+    resumed there, or opened again with all that had come."""
     forwards: int = 0
     """Forwards of the target that brought tokens, whoever had drafted for them."""
     guess_messages: int = 0

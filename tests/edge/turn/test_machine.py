@@ -715,6 +715,37 @@ def test_the_next_turn_goes_on_in_the_same_session_also_on_another_connection() 
     assert world.machine.stats.resumes == 1
 
 
+@pytest.mark.parametrize("how", ["cut", "restarted", "cut before the first token"])
+def test_an_answer_that_goes_on_behind_a_loss_is_counted_as_resumed(how: str) -> None:
+    """A verifier that had lost the session counted for nothing: `resumes` was 0."""
+    world = World(redial=0.3, draft="server")
+    if how == "cut before the first token":
+        world.trouble("mute", stop=0.2)
+        world.run(seconds=0.1)
+    else:
+        some_have_come(world)
+    if how == "restarted":
+        world.verifier.known.clear()
+    world.cut()
+    ends_exact(world)
+    assert world.machine.stats.resumes == 1
+
+
+def test_checks_one_after_another_tell_a_state_of_the_link_once() -> None:
+    """A program that asks for a check until all is verified read the same news with each."""
+    world = World(count=8, up_after=None, patience=Patience(settle=1.0))
+    assert world.run() == "length"
+    before = len(world.reader.states)
+    for _ in range(4):
+        world.recheck()
+        world.run()
+    assert len(world.reader.states) - before == 1, "the first check tells it"
+    world.connect()
+    world.recheck()
+    ends_exact(world)
+    assert world.reader.states[before + 1 :] == ["online"]
+
+
 def test_a_successor_is_opened_before_its_predecessor_is_closed() -> None:
     world = World()
     world.run()
