@@ -117,6 +117,9 @@ class AnswerSoFar:
         """Tokens from the beginning that cannot be withdrawn any more: verified, or adopted."""
         self.logprobs: dict[int, TokenLogprobs] = {}
         """By position, of the verified tokens, if they were asked for."""
+        self.trouble: Link | None = None
+        """The state of the link that says why some of it is not verified, if that is so; None where
+        nothing was said of the link."""
         self.done: Done | None = None
 
     def copy(self) -> AnswerSoFar:
@@ -128,6 +131,7 @@ class AnswerSoFar:
         same.statuses = list(self.statuses)
         same.final = self.final
         same.logprobs = dict(self.logprobs)
+        same.trouble = self.trouble
         same.done = self.done
         return same
 
@@ -153,12 +157,22 @@ class AnswerSoFar:
                 for told in (self.ids, self.texts, self.statuses):
                     del told[event.start - start :]
                 self.final = min(self.final, len(self.ids))
+            case Link():
+                self._hear(event)
             case Done():
                 self.done = event
             case _:
                 pass
         while self.final < len(self.statuses) and self.statuses[self.final] == "verified":
             self.final += 1
+
+    def _hear(self, link: Link) -> None:
+        """Note a state of the link. A verifier that comes back in mid-answer is late until it has
+        read what it missed: that is not why the text before is the device's own."""
+        is_back = link.state == "late" and not link.detail
+        was_down = self.trouble is not None and self.trouble.state not in ("online", *OVERDUE)
+        if not (is_back and was_down and "provisional" in self.statuses):
+            self.trouble = link
 
     @property
     def unverified(self) -> int:

@@ -455,17 +455,41 @@ class ChatLoop:
     @contextlib.asynccontextmanager
     async def _checking_meanwhile(self) -> AsyncIterator[None]:
         """A context in which the user types. Meanwhile the verifier checks what the device wrote
-        alone, as soon as it is back."""
+        alone, as soon as it is back; and where it refuses this device, the user is told."""
         check = self._check
         if check is not None and check.phase != "over" and check.task is None:
             check.start()
         self._typing = True
         self._tell_status()
+        listening = asyncio.create_task(self._tell_refusals())
         try:
             yield
         finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
             self._typing = False
             self._reader.show("")
+
+    async def _tell_refusals(self) -> None:
+        """Say above the prompt when the verifier refuses this device, as where its token is revoked:
+        what is typed meanwhile would not be answered by it. A script is told by its next answer."""
+        link = self._client.link
+        if link is None or not self._reader.interactive:
+            return
+        with link.mailbox() as box:
+            while True:
+                why = link.dialling.refused
+                line = safe_line(why.line()) if why is not None else ""
+                if line and line != self._trouble and not self._check_tells:
+                    self._trouble = line
+                    self._say(Text(f"refused: {line}", "yellow"))
+                await box.wait(None)  # until the state of the link changes
+
+    @property
+    def _check_tells(self) -> bool:
+        """Whether a check runs, which says by itself what ends it."""
+        task = self._check.task if self._check is not None else None
+        return task is not None and not task.done()
 
     async def _settle(self) -> bool:
         """Wait for the check of the last answer before the next question, so that the question is

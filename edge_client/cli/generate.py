@@ -19,7 +19,6 @@ from edge_client.events import (
     Done,
     Event,
     Link,
-    LinkState,
     Progress,
     Prompt,
     Token,
@@ -144,15 +143,16 @@ def not_verified(answer: JsonAnswer, settings: ClientSettings) -> str:
         return f"{line}: no verifier was named (--verifier ws://HOST:PORT, or local to start one)"
     verifier = settings.who_verifies if settings.verifier == "local" else settings.verifier
     # An upstream is no connection that can be lost: what it said is the reason.
-    is_about_link = not settings.upstream and verifier in answer.why_down
-    if answer.link == "offline" and answer.why_down and not is_about_link:
-        return f"{line}: {answer.why_down}"
-    if answer.link == "offline" and answer.was_online:
+    link = answer.trouble or Link(state="none")
+    is_about_link = not settings.upstream and verifier in link.detail
+    if link.state == "offline" and link.detail and not is_about_link:
+        return f"{line}: {link.detail}"
+    if link.state == "offline" and answer.was_online:
         return f"{line}: the connection to {verifier} was lost"
-    if answer.link == "offline":
+    if link.state == "offline":
         return f"{line}: {verifier} could not be reached"
-    if answer.link in ("connecting", *OVERDUE):
-        return f"{line}: {answer.why_down or f'{verifier} did not answer in time'}"
+    if link.state in ("connecting", *OVERDUE):
+        return f"{line}: {link.detail or f'{verifier} did not answer in time'}"
     return line
 
 
@@ -255,10 +255,6 @@ class JsonAnswer(AnswerSoFar):
         """Whether somebody else's engine is known to stand behind the device, or its verifier."""
         self.refused = ""
         """Why the verifier refuses, if it does."""
-        self.why_down = ""
-        """Why the link is in the state that it is in at the end, where that was told."""
-        self.link: LinkState | None = None
-        """The state of the link at the end; None where nothing was said of it."""
         self.was_online = False
         """Whether the verifier has answered at all."""
 
@@ -280,8 +276,6 @@ class JsonAnswer(AnswerSoFar):
         """Take in the next event."""
         super().take(event)
         if isinstance(event, Link):
-            self.link = event.state
-            self.why_down = event.detail
             self.was_online = self.was_online or event.state == "online"
             self.refused = event.detail if event.state == "refused" else ""
         in_other_fields = isinstance(event, Prompt | Token | Done)

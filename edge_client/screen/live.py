@@ -229,11 +229,12 @@ class LiveView(View):
             self._live.stop()
         self._console.print(self.open_text())
         if self._answer.done is not None:
+            link = self._answer.trouble
             line = summary(
                 self._answer.done,
                 self._answer.statuses,
                 more=self._more,
-                why=self._link.detail if self._link.state in OVERDUE else "",
+                why=link.detail if link is not None and link.state in OVERDUE else "",
                 goes_on=self._goes_on,
             )
             if self._context:

@@ -106,8 +106,9 @@ class PipeView(View):
         self._write(len(self._answer.texts), rest + "\n")
         if self._says_unverified and not done.verified and self._answer.texts:
             line = f"{how_much_verified(self._answer)} was verified by the target"
-            if self._link is not None and self._link.state in ("connecting", *OVERDUE):
-                line += f": {self._link.detail or f'{self._who_verifies} did not answer in time'}"
+            link = self._answer.trouble
+            if link is not None and link.state in ("connecting", *OVERDUE):
+                line += f": {link.detail or f'{self._who_verifies} did not answer in time'}"
             self._tell(line)
         is_online = self._link is not None and self._link.state == "online"
         if self._was_down and is_online and done.verified:

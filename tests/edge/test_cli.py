@@ -224,6 +224,19 @@ def test_an_answer_without_its_verifier_is_no_error_unless_it_has_to_be_verified
             "nothing of this was verified by the target: ws://x:1 did not answer in time",
         ),
         (["late"], "nothing of this was verified by the target: ws://x:1 did not answer in time"),
+        # It has come in mid-answer, and reads what it missed: the text is not of that.
+        (
+            ["offline", "late"],
+            "nothing of this was verified by the target: ws://x:1 could not be reached",
+        ),
+        (
+            [Link(state="offline", detail="the upstream is not reached"), "late"],
+            "nothing of this was verified by the target: the upstream is not reached",
+        ),
+        (
+            ["offline", Link(state="late", detail="all 4 slots are busy")],
+            "nothing of this was verified by the target: all 4 slots are busy",
+        ),
         (
             ["online", "offline"],
             'only what stands before "b" was verified by the target:'

@@ -5,18 +5,23 @@ notices."""
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from cloud_verifier.cli import main
 from cloud_verifier.serving.auth import token_line
+from edge_client.cli.chat import ChatLoop
+from edge_client.cli.dialogue import Dialogue
 from edge_client.client import EdgeClient
 from edge_client.events import Link
 from moa.errors import RemoteError
 from tests.edge import kit
+from tests.edge.test_chat import Lines
 from tests.edge.test_exact import COUNT, truth
 from tests.verifier import kit as verifier_kit
 
@@ -129,3 +134,47 @@ async def test_a_revoked_token_ends_its_connection_and_the_device_goes_on_alone(
         again = await Asked(conversation, HERS).ended()
         assert again.tokens == truth(HERS)
         assert all(again.verified), "a token that is given back opens again"
+
+
+class Idle(Lines):
+    """A user at a terminal who types nothing until the screen says this."""
+
+    interactive = True
+
+    def __init__(self, awaited: str) -> None:
+        super().__init__()
+        self.screen = io.StringIO()
+        self.typing = asyncio.Event()
+        self._awaited = awaited
+
+    async def read(self) -> str | None:
+        self.typing.set()
+        async with asyncio.timeout(verifier_kit.PATIENCE):
+            while self._awaited not in self.screen.getvalue():
+                await asyncio.sleep(0.01)
+        return None
+
+
+async def test_a_chat_that_stands_idle_is_told_when_its_token_is_revoked(tmp_path: Path) -> None:
+    """It was told with the next question."""
+    auth, alice, _ = verifier_kit.principals(tmp_path, "alice", "bob")
+    user = Idle("refused")
+    async with (
+        kit.verifier(auth=auth) as running,
+        EdgeClient(
+            verifier=running.transport.url, token=alice, device=kit.device(), **CALM
+        ) as client,
+        client.conversation() as conversation,
+    ):
+        await client.wait_online()
+        console = Console(file=user.screen, width=200, markup=False, highlight=False)
+        dialogue = Dialogue(client.settings)
+        chat: Any = ChatLoop(client, conversation, dialogue, user, console)  # type: ignore[arg-type]
+        talking = asyncio.create_task(chat.run())
+        async with asyncio.timeout(verifier_kit.PATIENCE):
+            await user.typing.wait()
+            revoke(tmp_path / "tokens", "alice")
+            await talking
+    told = [line for line in user.screen.getvalue().splitlines() if "refused" in line]
+    assert len(told) == 1
+    assert told[0].startswith("refused: the verifier refused the token (HTTP 401) (it was revoked")
