@@ -15,6 +15,8 @@ from moa.wire.messages import Welcome
 
 UPSTREAM_AWAY = "upstream_away:"
 """How a notice of a verifier in front of somebody else's engine begins, when that is away."""
+_CHATS_ONLY = "chats_only:"
+"""The same, where that engine continues no text that is no chat."""
 
 
 @dataclass
@@ -48,6 +50,12 @@ class Shared:
         return bool(self.settings.upstream or (welcome and "behind" in welcome.features))
 
     @property
+    def takes_chats_alone(self) -> bool:
+        """Whether the verifier has said that a text which is no chat would be this device's own."""
+        notices = self.welcome.notices if self.welcome is not None else []
+        return any(notice.startswith(_CHATS_ONLY) for notice in notices)
+
+    @property
     def whose_context(self) -> str:
         """What to say where a prompt does not fit into the context, and that is not the one of the
         model that answers; empty where it is."""
@@ -69,7 +77,8 @@ class Shared:
     def news(self, in_trouble: bool) -> list[str]:
         """The notices in the verifier's welcome, once. That an upstream is away is told only where
         an answer waits for it (`in_trouble`), because one that refuses says why itself; and only by
-        a verifier that sends no `Behind`, which the state of the link tells."""
+        a verifier that sends no `Behind`, which the state of the link tells. That it takes chats only
+        is told by its refusal of a text that is none."""
         welcome = self.welcome
         if welcome is None:
             return []
@@ -77,6 +86,7 @@ class Shared:
         for notice in welcome.notices:
             tells_away = notice.startswith(UPSTREAM_AWAY)
             is_known = tells_away and ("behind" in welcome.features or not in_trouble)
+            is_known = is_known or notice.startswith(_CHATS_ONLY)
             if not is_known and notice not in self._told:
                 news.append(notice)
         self._told += news

@@ -138,7 +138,6 @@ class UpstreamVerifier(Server):
         grammars = GrammarCompiler(tokens.as_json, size=tokens.vocab_size, eos_ids=tokens.eos_ids)
         service = Service(facts, settings.limits, self.engine, metrics=Metrics(), grammars=grammars)
         super().__init__(service, settings, auth)
-        self._interface = settings.upstream_api
         self._budget = settings.upstream_budget
         figures = Figures(self.metrics.registry)
         figures.begin(upstreams.addresses)
@@ -215,6 +214,8 @@ class UpstreamVerifier(Server):
         notices = [_notice(able)] if able.scores else []
         if self._why_nothing:
             notices.append(f"upstream_away: {self._why_nothing}")
+        if self.upstreams.takes_chats_alone:
+            notices.append("chats_only: the upstream continues no text that is no chat")
         # A name by the settings alone would say that something has answered.
         model = self.upstreams.model if self._has_looked else ""
         self.service.behind(safe_line(model), safe_line(self._why_nothing))
@@ -225,7 +226,7 @@ class UpstreamVerifier(Server):
             model=self.upstreams.model,
             dtype="",
             device="upstream",
-            decoder=self._interface,
+            decoder=self.upstreams.spoken,
             computes="",
         ).set(1)
         self.service.facts = dataclasses.replace(
@@ -296,7 +297,14 @@ class UpstreamVerifier(Server):
                     extra={"event": "upstream"},
                 )
         else:
-            log.info("upstream", extra={"event": "upstream", "target": facts.model})
+            log.info(
+                "upstream",
+                extra={
+                    "event": "upstream",
+                    "target": facts.model,
+                    "upstream_api": self.upstreams.spoken,
+                },
+            )
 
     async def stop_engine(self) -> None:
         """End what runs."""

@@ -192,6 +192,12 @@ class Upstreams:
         return self._interface == "auto" or dialect(self._interface).takes == "chat"
 
     @property
+    def takes_chats_alone(self) -> bool:
+        """Whether it is known that none of them continues a text that is no conversation."""
+        known = self._interface != "auto" or all(one.facts is not None for one in self._all)
+        return known and all(self._dialect(one).takes == "chat" for one in self._all)
+
+    @property
     def abilities(self) -> Abilities:
         """What all upstreams can do beside writing; nothing while one of them has not said what it
         is."""
@@ -204,6 +210,17 @@ class Upstreams:
             scores=can_score and not refused,
             candidates=min(how.most_candidates for how in dialects),
         )
+
+    @property
+    def spoken(self) -> str:
+        """How they are asked, as `--upstream-api` names it, as far as that is known; `auto` while
+        none of those that are to be found out has said what it is."""
+        known = [
+            self._dialect(upstream).name
+            for upstream in self._all
+            if upstream.facts is not None or self._interface != "auto"
+        ]
+        return ", ".join(dict.fromkeys(known)) or self._interface
 
     @property
     def addresses(self) -> list[str]:
@@ -453,6 +470,7 @@ class Upstreams:
     def _note_no_chats(self, upstream: Upstream) -> None:
         """Ask an upstream for completions from now on."""
         upstream.lacks_chats = True
+        self.learned()
         log.info(
             "the upstream has no chats: it is asked for completions",
             extra={"event": "upstream", "url": upstream.url},

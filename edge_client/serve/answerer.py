@@ -309,6 +309,13 @@ class EdgeAnswerer:
         self._check_adjustments(ask, welcome)
         if welcome is None:
             return  # no verifier has been reached yet
+        if not encoded.messages and self._client.shared.takes_chats_alone:
+            raise bad(
+                f"{self._verifier} takes chats only, and a text that is none would be this device's"
+                " own: ask /v1/chat/completions",
+                "prompt",
+                "unsupported_parameter",
+            )
         if ask.logprobs is not None and "logprobs" not in welcome.features:
             raise bad(
                 f"{self._verifier} tells no log-probabilities", "logprobs", "unsupported_parameter"

@@ -19,6 +19,7 @@ from edge_client import Done, EdgeClient, Token
 from edge_client.events import Notice, Retract
 from moa.wire import Limits
 from tests.verifier.upstream.scripted import Request, Upstream, running, whole
+from tests.verifier.upstream.test_telling import QUESTION, served
 
 ANSWER = "The fox lives near a quiet garden. Ada meets it there each day, and both are content."
 OTHER = "A fox is an animal. It lives in a den, and comes out at night to hunt for mice."
@@ -225,6 +226,27 @@ async def test_a_prompt_that_is_no_chat_is_answered_by_the_device_alone() -> Non
                 assert not event.verified
     assert "chats only" in " ".join(said)
     assert not service.asked
+
+
+@pytest.mark.parametrize("stream_it", [False, True])
+async def test_a_program_that_asks_to_complete_a_text_is_refused_by_name(stream_it: bool) -> None:
+    """It got the device's own text, by a small model, and no word of that where it looks."""
+    service = Service()
+    async with (
+        running(service) as upstream,
+        device(upstream, "chat") as client,
+        served(client) as http,
+    ):
+        await client.wait_online(60)
+        body = {"prompt": "Once upon a time", "max_tokens": 4}
+        said = await http.post("/v1/completions", json=body | {"stream": stream_it})
+        chat = (await http.post("/v1/chat/completions", json=QUESTION)).json()
+    assert said.status_code == 400, said.text
+    error = said.json()["error"]
+    assert (error["param"], error["code"]) == ("prompt", "unsupported_parameter")
+    assert "takes chats only" in error["message"]
+    assert chat["choices"][0]["moa"]["verified"]
+    assert len(service.asked) == 1
 
 
 async def test_every_token_of_an_upstream_is_paid_for() -> None:

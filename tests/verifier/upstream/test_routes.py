@@ -4,11 +4,14 @@ which, and where none is of use that is said wherever somebody looks."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection
 from typing import Any
 
 import pytest
 
+from cloud_verifier.settings import Settings
+from cloud_verifier.upstream.app import UpstreamVerifier, upstreams_of
 from cloud_verifier.upstream.client import Upstreams
 from cloud_verifier.upstream.contract import Continuation, NoRouteError, UpstreamError
 from edge_client import EdgeClient
@@ -63,6 +66,34 @@ async def test_auto_takes_chats_where_there_are_any_and_completions_elsewhere(
     assert said["choices"][0]["moa"]["verified"] is True
     assert said["choices"][0]["message"]["content"].strip() == TEXT.strip()
     assert ready.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("interface", "routes", "spoken"),
+    [
+        ("auto", ("completions", "chat/completions"), "chat"),
+        ("auto", ("completions",), "completions"),
+        ("chat-whole", ("chat/completions",), "chat-whole"),
+    ],
+)
+async def test_an_operator_reads_how_an_upstream_is_asked(
+    interface: Any, routes: Collection[str], spoken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of `auto` neither the log nor the metrics said what it had become."""
+    caplog.set_level(logging.INFO, "cloud_verifier")
+    async with running(answer) as upstream:
+        upstream.routes = routes
+        settings = Settings(port=0, upstream=(upstream.url,), upstream_api=interface)
+        verifier = UpstreamVerifier(settings, upstreams_of(settings))
+        before = verifier.metrics.page().decode()
+        async with verifier.open():
+            assert verifier._probing is not None
+            await verifier._probing
+            page = verifier.metrics.page().decode()
+    assert f'decoder="{interface}"' in before
+    assert f'decoder="{spoken}"' in page
+    said = [vars(one).get("upstream_api") for one in caplog.records]
+    assert [one for one in said if one] == [spoken]
 
 
 async def test_auto_takes_completions_where_the_first_request_finds_no_chats() -> None:
