@@ -273,7 +273,11 @@ class Service:
             matcher=matcher,
         )
         self.table.check_room(session)
-        with self.admitted(principal, tokens):
+        # A rate is of tokens that are run: a session that takes the place of another one, which
+        # nobody can go on with, pays for no more than a next turn there would. What an engine behind
+        # keeps in memory is not known.
+        shared = 0 if self.facts.has_engine_behind else self.table.run_before(session)
+        with self.admitted(principal, tokens - shared):
             try:
                 self.perform(session, [PREFILL])
                 self.table.add(session)

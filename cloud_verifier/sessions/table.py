@@ -294,9 +294,23 @@ class SessionTable:
         self.remove(candidates[0], reason)
         return True
 
+    def run_before(self, session: ServerSession) -> int:
+        """How many of a new session's first tokens another one of its principal has run: these are
+        shared, and not run again."""
+        source, common = self._source(session)
+        return 0 if source is None else min(common, source.length)
+
     def _share_prefix(self, session: ServerSession) -> None:
+        """Have the session share what another one has run: that is copied, and need not run
+        again."""
+        source, common = self._source(session)
+        if session.lease is not None and source is not None:
+            session.lease.share = source
+            session.lease.share_tokens = common
+
+    def _source(self, session: ServerSession) -> tuple[Lease | None, int]:
         """Find the lease of the same principal whose text begins with most of this session's
-        tokens: these are copied, and need not run again."""
+        tokens; returns it, and how many these are. None where there are too few."""
         ids = session.log
         longest = LEAST_SHARED_TOKENS - 1  # fewer tokens are not worth a copy
         found = None
@@ -309,10 +323,8 @@ class SessionTable:
             if common > longest:
                 longest = common
                 found = other.lease
-        if session.lease is not None and found is not None:
-            session.lease.share = found
-            # The pending token is run in any case: its logits say what follows.
-            session.lease.share_tokens = min(longest, len(ids) - 1)
+        # The pending token is run in any case: its logits say what follows.
+        return found, min(longest, len(ids) - 1)
 
     def _busy(self, session: ServerSession, message: str, limit: str) -> Refusal:
         """The refusal of a session for now, with the time at which it may ask again."""

@@ -90,9 +90,10 @@ class Limits:
     """Queued rounds of one principal."""
     max_tokens_per_second: float = 0.0
     """Tokens a second, on average, that are run for one principal, an entry of the token file; without
-    such a file all devices are one. Counted are those of prompts and of answers. Its own guesses that
-    turn out wrong have as much again, and never cost text; what is drafted for it here is not
-    counted. 0 is no limit."""
+    such a file all devices are one. Counted are those of prompts and of answers, but not the beginning
+    of a prompt that another session of the principal has in memory. Its own guesses that turn out
+    wrong have as much again, and never cost text; what is drafted for it here is not counted. 0 is no
+    limit."""
     max_burst_tokens: int = 32768
     """Tokens that a principal who has used none for a while may use at once, above
     `max_tokens_per_second`. A longer prompt waits until all of them are there, and is then taken

@@ -415,6 +415,31 @@ async def test_a_prompt_that_is_refused_for_want_of_a_slot_costs_none_of_the_rat
         assert isinstance(await edge.event(session), Ready)
 
 
+async def test_a_session_in_place_of_another_pays_for_what_is_new_alone(
+    tokens: tuple[Authenticator, str, str],
+) -> None:
+    """A question behind an answer that was not wholly verified begins a session of its own: the whole
+    conversation was charged again, though the verifier had it in memory."""
+    auth, alice, bob = tokens
+    prompt, question = kit.prompt(1, 60), kit.prompt(2, 8)
+    settings = kit.limited(max_tokens_per_second=0.01, max_burst_tokens=len(prompt) + 24)
+    async with kit.verifier(settings, auth=auth) as running:
+        async with kit.client(running, token=alice) as edge:
+            session = await edge.start(prompt, max_new_tokens=4)
+            await edge.stream(session)
+            another = await edge.start([*session.log, *question], max_new_tokens=4)
+            assert another.settled == len(session.log) + len(question)
+            await edge.send(session.close())
+            await edge.stream(another)
+            assert another.log[-4:] == kit.generated([*session.log, *question], 4)
+            refused = await edge.start(kit.prompt(3, 60))
+            assert refused.settled == 0, "another text is charged whole"
+        async with kit.client(running, token=bob) as edge:
+            assert (await edge.start(prompt)).settled
+            longer = [*session.log, *question, *kit.prompt(4, 20)]
+            assert not (await edge.start(longer)).settled, "hers are of no use to him"
+
+
 async def test_a_device_that_guesses_wrong_gets_as_much_text_as_another_and_is_told_the_limit(
     tokens: tuple[Authenticator, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
