@@ -313,6 +313,7 @@ def load_target(settings: Settings, drafters: DrafterMemory) -> Target:
         f"on the device {settings.device} for the keys and values of {options.kv_tokens} tokens"
     ):
         target = open_target(source, options)
+    _tell_short_context(settings, target)
     if settings.forward_time is None:
         return target
     log.warning(
@@ -321,6 +322,23 @@ def load_target(settings: Settings, drafters: DrafterMemory) -> Target:
         extra={"event": "slowed"},
     )
     return slowed_down(target, settings.forward_time)
+
+
+def _tell_short_context(settings: Settings, target: Target) -> None:
+    """Log that the KV cache holds not one session of the length that the model and the settings
+    allow: longer questions are refused."""
+    allowed = settings.limits.context_within(
+        min(settings.slot_capacity, target.facts.max_positions)
+    )
+    most = settings.limits.context_within(target.cache.capacity)
+    if most < allowed:
+        log.warning(
+            "the KV cache has room for %s tokens of one session, question and answer: with more"
+            " --kv-tokens it is up to %s",
+            f"{most:,}",
+            f"{allowed:,}",
+            extra={"event": "short_context"},
+        )
 
 
 def _memory_plan(

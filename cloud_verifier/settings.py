@@ -69,8 +69,8 @@ class Settings:
     gpu_layers: int = -1
     """Of a GGUF file: layers on a card; -1: as many as fit."""
     kv_type: str = ""
-    """Of a GGUF file: what keys and values are kept in, f16 unless given: f32, f16, bf16, q8_0, q5_1,
-    q5_0, q4_1, q4_0 or iq4_nl."""
+    """Of a GGUF file: what keys and values are kept in, f16 unless given: f16, bf16, q8_0, q5_1, q5_0,
+    q4_1, q4_0 or iq4_nl."""
     cpu_moe: bool = False
     """Of a GGUF file: keep a mixture's experts in the machine's memory, and the rest of a layer on
     the card."""

@@ -47,8 +47,8 @@ _MOST_TOKENS = {
 }
 """Most tokens of a call that run through the kernel of a single token, on x86, by the type of a
 matrix; types that were not tried are missing."""
-_CUT_ATTENTION = frozenset({"f16", "f32"})
-"""Types of keys and values whose attention is cut by threads, if both have the same one."""
+_CUT_ATTENTION = "f16"
+"""Keys and values whose attention is cut by threads, if both are of this type."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def few_tokens(
     kinds = _kinds_of_matrices(head)
     if not kinds <= _FLOATS | _MOST_TOKENS.keys():
         return None
-    attention_is_cut = kv_type == value_type and kv_type in _CUT_ATTENTION and threads > 1
+    attention_is_cut = kv_type == value_type == _CUT_ATTENTION and threads > 1
     unit = 2 if kinds & _FLOATS or attention_is_cut else 1
     batch = min((_MOST_TOKENS[kind] for kind in kinds - _FLOATS), default=BATCH)
     batch -= batch % unit

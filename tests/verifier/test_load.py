@@ -18,6 +18,7 @@ from cloud_verifier.settings import Settings
 from edge_client.device import embedded_bundle
 from moa.errors import UsageError
 from moa.target.memory_plan import DrafterMemory
+from moa.wire import Limits
 from testing import gguf_tiny
 from testing.tiny import tiny
 from tests.edge.kit import pair
@@ -46,6 +47,21 @@ def test_what_cannot_draft_is_refused_before_the_target_is_loaded(
         with pytest.raises(UsageError) as caught:
             load(Settings(target=target, **wrong))
         assert re.search(words, caught.value.line())
+
+
+@pytest.mark.parametrize(("kv_tokens", "is_told"), [(100, True), (None, False)])
+def test_a_cache_that_holds_no_full_session_is_told(
+    kv_tokens: int | None, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`--kv-tokens 100` was taken without a word, and every question was refused."""
+    with caplog.at_level(logging.WARNING, "cloud_verifier"):
+        served = load(
+            Settings(target=str(pair() / "target"), device="cpu", slots=2, kv_tokens=kv_tokens)
+        )
+    told = [one.getMessage() for one in caplog.records if "--kv-tokens" in one.getMessage()]
+    most = Limits().context_within(served.facts.capacity)
+    assert bool(told) == is_told
+    assert not told or told[0].startswith(f"the KV cache has room for {most} tokens of one session")
 
 
 def test_a_small_model_of_another_tokenizer_is_refused_before_the_target_is_loaded(
