@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from cloud_verifier.engine.draft import FlatTree
@@ -17,44 +18,35 @@ class MaskedRows(NamedTuple):
     """The rows of a batch, in the order of its jobs, as the accept rule takes them; and the jobs
     whose rows are there only to keep that order."""
 
-    rows: list[Judged]
-    late: set[Job]
+    rows: Sequence[Judged]
+    late: Collection[Job] = ()
     """Jobs for whose pending token there was no time: they run again."""
-    failed: dict[Job, GrammarError]
+    failed: Mapping[Job, GrammarError] = MappingProxyType({})
     """Jobs whose grammar is given up."""
 
 
-def unmasked_rows(jobs: Sequence[Job], drafts: Mapping[Job, FlatTree]) -> MaskedRows:
-    """The rows of a batch without grammars: every token is allowed."""
-    rows = []
-    for job in jobs:
-        tokens, parents = drafts[job]
-        rows.append(Judged(tokens, parents, job.ids, job.sampling, start=job.rules.start))
-    return MaskedRows(rows, late=set(), failed={})
-
-
-def mask_rows(jobs: Sequence[Job], drafts: Sequence[FlatTree], until: float) -> MaskedRows:
-    """Returns the rows of a forward for the accept rule, with the tokens that each grammar allows
-    after the nodes of its draft. The masks of the pending tokens, which all rounds need, are made
-    first, then those of the drafts, until the time `until` (of `time.perf_counter`).
+def mask_rows(jobs: Sequence[Job], rows: Sequence[Judged], until: float) -> MaskedRows:
+    """Returns the rows of these jobs with the tokens that each grammar allows after the nodes of
+    its draft. The masks of the pending tokens, which all rounds need, are made first, then those of
+    the drafts, until the time `until` (of `time.perf_counter`).
 
     A draft ends where its masks do. A round without even the first mask runs again, so that
     expensive grammars do not hold up the rounds of others.
     """
     pending, late, failed = _pending_masks(jobs, until)
-    rows = []
-    for job, (tokens, parents) in zip(jobs, drafts, strict=True):
+    masked = []
+    for job, row in zip(jobs, rows, strict=True):
+        tokens = row.tokens
         masks: list[Bits | None] | None = None  # every token is allowed
         if job in late or job in failed:
             # The row stands there to keep the order, with its pending token alone.
             tokens = tokens[:1]
-            parents = parents[:1]
             masks = [None]
         elif job in pending and job.mask is not None:
-            tokens, masks = _judge(job.mask, (tokens, parents), pending[job], until)
-            parents = parents[: len(tokens)]
-        rows.append(Judged(tokens, parents, job.ids, job.sampling, masks, start=job.rules.start))
-    return MaskedRows(rows, late, failed)
+            tokens, masks = _judge(job.mask, (tokens, row.parents), pending[job], until)
+        parents = row.parents[: len(tokens)]
+        masked.append(row._replace(tokens=tokens, parents=parents, masks=masks))
+    return MaskedRows(masked, late, failed)
 
 
 def _judge(

@@ -23,13 +23,13 @@ from cloud_verifier.engine.draft import FlatTree, StreamDrafter, check_draft
 from cloud_verifier.engine.faults import Faults
 from cloud_verifier.engine.holding import HeldSlots
 from cloud_verifier.engine.job import Job, Lease
-from cloud_verifier.engine.masks import MaskedRows, mask_rows, unmasked_rows
+from cloud_verifier.engine.masks import MaskedRows, mask_rows
 from cloud_verifier.engine.records import Recorder
 from cloud_verifier.engine.schedule import EngineStep, PrefillPiece
 from cloud_verifier.metrics import Metrics
 from moa.errors import FullError
 from moa.grammar.spec import GrammarError
-from moa.target.choosing import accept_rows, log_probabilities
+from moa.target.choosing import Judged, accept_rows, log_probabilities
 from moa.target.contract import Step, Target
 from moa.target.rows import Row
 from moa.tree import Accepted
@@ -228,16 +228,31 @@ class StepRunner:
         one."""
         try:
             started = self._clock()
-            drafts = self._drafts(plan)
+            drafts = plan.guessed | self._drafts_of_ours(plan)
             drafted = self._clock()
-            masking = self._begin_masks(plan.jobs, drafts)
+            rows: list[Row] = []  # one for each sequence: first the rounds, then pieces of prompts
+            to_judge: list[Judged] = []
+            for job in plan.jobs:
+                tokens, parents = drafts[job]
+                job.cost = len(tokens)  # what its next forward will take, about
+                # Sampled rows ask for the logits of the nodes they reach; only greedy ones need the
+                # best token of all.
+                greedy = job.sampling.plain_greedy and job.matcher is None
+                rows.append(
+                    Row(_slot(job.lease), tokens, parents, judged="all" if greedy else "read")
+                )
+                to_judge.append(
+                    Judged(tokens, parents, job.ids, job.sampling, start=job.rules.start)
+                )
+            rows += [_row_of_prompt(piece) for piece in plan.pieces]
+            masking = self._begin_masks(plan.jobs, to_judge)
             try:
-                step = self._target.forward(self._rows(plan, drafts))
+                step = self._target.forward(rows)
                 if masking is not None:
                     step.wait()  # so that what the masks take longer is known
             finally:
                 masks_took_longer = self._wait_for_masks(masking)
-            masked = masking.result() if masking is not None else unmasked_rows(plan.jobs, drafts)
+            masked = masking.result() if masking is not None else MaskedRows(to_judge)
             self._note_pages(plan)
             accepted = accept_rows(step, masked.rows)
             if len(accepted) != len(plan.jobs):
@@ -259,41 +274,34 @@ class StepRunner:
             extra_seconds=drafted - started + masks_took_longer,
         )
 
-    def _drafts(self, plan: Plan) -> dict[Job, FlatTree]:
-        """Returns a draft for each round: the device's guesses where they were picked, else a draft
-        of the server's own drafter."""
-        drafts = dict(plan.guessed)
-        streams = [job for job in plan.jobs if job not in drafts]
-        if streams:
-            beside = sum(piece.size for piece in plan.pieces)
-            beside += sum(len(tokens) for tokens, _ in drafts.values())
-            drafts |= zip(streams, self._drafts_of_ours(streams, beside), strict=True)
-        for job, (tokens, _) in drafts.items():
-            job.cost = len(tokens)  # what its next forward will take, about
-        return drafts
-
-    def _drafts_of_ours(self, streams: Sequence[Job], beside: int) -> list[FlatTree]:
-        """Returns drafts by the server's drafter for these streams; `beside` other tokens are in
-        the forward. If drafting raises, or returns what is no draft of these texts, each has only
-        its pending token: plain decoding."""
+    def _drafts_of_ours(self, plan: Plan) -> dict[Job, FlatTree]:
+        """Returns drafts by the server's drafter for the rounds that are not drafted of the device's
+        guesses. If drafting raises, or returns what is no draft of these texts, each has only its
+        pending token: plain decoding."""
+        streams = [job for job in plan.jobs if job not in plan.guessed]
+        if not streams:
+            return {}
+        # Other tokens in the forward.
+        beside = sum(piece.size for piece in plan.pieces)
+        beside += sum(len(tokens) for tokens, _ in plan.guessed.values())
         with self._faults.optional("drafting"):
             drafts = self._drafting.draft(streams, beside)
             vocabulary = self._target.facts.vocab_size
             for job, draft in zip(streams, drafts, strict=True):
                 room = self._target.cache.capacity - job.base - 1
                 check_draft(draft, pending=job.ids[-1], vocabulary=vocabulary, room=room)
-            return drafts
-        return StreamDrafter().draft(streams)
+            return dict(zip(streams, drafts, strict=True))
+        return dict(zip(streams, StreamDrafter().draft(streams), strict=True))
 
     def _begin_masks(
-        self, jobs: Sequence[Job], drafts: Mapping[Job, FlatTree]
+        self, jobs: Sequence[Job], rows: Sequence[Judged]
     ) -> Future[MaskedRows] | None:
-        """Begin to make the masks of grammars in a thread, beside the forward; None where no round
-        has a grammar."""
+        """Begin to make the masks of grammars for these rows in a thread, beside the forward; None
+        where no round has a grammar."""
         if all(job.matcher is None for job in jobs):
             return None
         until = time.perf_counter() + _MASK_SECONDS
-        return self._masks.submit(mask_rows, jobs, [drafts[job] for job in jobs], until)
+        return self._masks.submit(mask_rows, jobs, rows, until)
 
     def _wait_for_masks(self, masking: Future[MaskedRows] | None) -> float:
         """Wait until the masks are made, also where the forward has raised: the next masks need the
@@ -303,23 +311,6 @@ class StepRunner:
         began = self._clock()
         wait([masking])
         return self._clock() - began
-
-    @staticmethod
-    def _rows(plan: Plan, drafts: Mapping[Job, FlatTree]) -> list[Row]:
-        """Returns the rows of a plan's forward, one for each sequence: first its rounds, then its
-        pieces of prompts."""
-        rows = []
-        for job in plan.jobs:
-            tokens, parents = drafts[job]
-            # Sampled rows ask for the logits of the nodes they reach; only greedy ones need the
-            # best token of all.
-            greedy = job.sampling.plain_greedy and job.matcher is None
-            rows.append(Row(_slot(job.lease), tokens, parents, judged="all" if greedy else "read"))
-        for piece in plan.pieces:
-            start = piece.lease.length
-            stop = min(piece.goal, start + piece.size)
-            rows.append(Row.chain(_slot(piece.lease), piece.ids[start:stop], judged="none"))
-        return rows
 
     def _note_pages(self, plan: Plan) -> None:
         """Note how many pages the slots hold now: the event loop reserves what they may need beside
@@ -491,6 +482,13 @@ class StepRunner:
             retry_after_ms=int(1000 * _FULL_RETRY_SECONDS),
         )
         return Dropped(job, refusal)
+
+
+def _row_of_prompt(piece: PrefillPiece) -> Row:
+    """The row of a forward that runs a piece of a prompt."""
+    start = piece.lease.length
+    stop = min(piece.goal, start + piece.size)
+    return Row.chain(_slot(piece.lease), piece.ids[start:stop], judged="none")
 
 
 def _slot(lease: Lease) -> int:
