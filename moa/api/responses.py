@@ -225,7 +225,7 @@ class OutputItem:
         part: dict[str, Any] = {"type": self.content, "text": self.text}
         if self.is_message:
             part["annotations"] = []
-            part["logprobs"] = self.logprobs
+            part["logprobs"] = list(self.logprobs)  # as they are now: more may come
         return part
 
     def snapshot(self, status: str) -> dict[str, Any]:
@@ -312,37 +312,41 @@ class ResponseShape:
 
     # ---- events
 
-    def begin(self, index: int, event: Began) -> Iterator[dict[str, Any]]:
-        """Events for a new response, which has one choice."""
+    def begin(self, index: int, event: Began) -> list[dict[str, Any]]:
+        """Returns the events for a new response, which has one choice."""
         self._parts = Separator(thinking=event.thinking, reader=self._question.call_reader())
-        yield self._event("response.created", response=self.snapshot())
-        yield self._event("response.in_progress", response=self.snapshot())
+        return [
+            self._event("response.created", response=self.snapshot()),
+            self._event("response.in_progress", response=self.snapshot()),
+        ]
 
     def piece(
         self, index: int, show: Show | None, *, alone: bool = False, last: bool = False
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the events for a change of the text: of the reasoning, the message, and new calls
+    ) -> list[dict[str, Any]]:
+        """Returns the events for a change of the text: of the reasoning, the message, and new calls
         of tools. The `last` change brings what was held back. Clients that know our events
         (`marked`) are told, too, when text is withdrawn or verified."""
         if show is not None:
             self.verified[index] = show.verified
+        events = []
         reasoning, answer = self._parts.take(show, last=last)
         if reasoning.text or reasoning.cut is not None:
-            yield from self._change("reasoning", reasoning, alone=alone)
+            events += self._change("reasoning", reasoning, alone=alone)
         scored = show.logprobs if show is not None else ()
         is_change = bool(answer.text) or answer.cut is not None or bool(scored)
         is_news_of_verification = self.marked and show is not None
         is_empty_answer = last and not self._parts.calls  # it has a message all the same
         if is_change or is_news_of_verification or is_empty_answer:
-            yield from self._change("message", answer, scored, alone=alone)
+            events += self._change("message", answer, scored, alone=alone)
         if last or not self.marked:  # else the text of a call may still be withdrawn
             for call in self._parts.calls[self._calls :]:
-                yield from self._call(call)
+                events += self._call(call)
+        return events
 
-    def _call(self, call: WrittenCall) -> Iterator[dict[str, Any]]:
-        """Yield the events for a complete call of a tool. Clients expect one that is written piece
-        by piece, so that it is begun, added to and ended."""
-        yield from self._close_items()
+    def _call(self, call: WrittenCall) -> list[dict[str, Any]]:
+        """Returns the events for a complete call of a tool. Clients expect one that is written
+        piece by piece, so that it is begun, added to and ended."""
+        events = self._close_items()
         id = f"fc_{secrets.token_hex(16)}"
         item = {
             "type": "function_call",
@@ -355,47 +359,55 @@ class ResponseShape:
         index = len(self._items)
         self._items.append(item)
         self._calls += 1
-        yield self._event(
-            "response.output_item.added",
-            item=item | {"arguments": "", "status": "in_progress"},
-            output_index=index,
-        )
-        yield self._event(
-            "response.function_call_arguments.delta",
-            item_id=id,
-            delta=call.arguments,
-            output_index=index,
-        )
-        yield self._event(
-            "response.function_call_arguments.done",
-            item_id=id,
-            name=call.name,
-            arguments=call.arguments,
-            output_index=index,
-        )
-        yield self._event("response.output_item.done", item=item, output_index=index)
+        events += [
+            self._event(
+                "response.output_item.added",
+                item=item | {"arguments": "", "status": "in_progress"},
+                output_index=index,
+            ),
+            self._event(
+                "response.function_call_arguments.delta",
+                item_id=id,
+                delta=call.arguments,
+                output_index=index,
+            ),
+            self._event(
+                "response.function_call_arguments.done",
+                item_id=id,
+                name=call.name,
+                arguments=call.arguments,
+                output_index=index,
+            ),
+            self._event("response.output_item.done", item=item, output_index=index),
+        ]
+        return events
 
     def _change(
         self, kind: OutputKind, part: Show, scored: Sequence[Scored] = (), *, alone: bool
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the events for a change of the reasoning or the message. If it has not begun yet,
+    ) -> list[dict[str, Any]]:
+        """Returns the events for a change of the reasoning or the message. If it has not begun yet,
         that is announced first, and what was written before it is ended. `scored` are
         log-probabilities of tokens in it; `alone` says that the device wrote it without the
         verifier."""
+        events = []
         item = self._item(kind)
         if item is None or (part.text and self._is_behind_calls()):
-            yield from self._close_items()
+            events += self._close_items()
             item = OutputItem(kind)
             self._items.append(item)
             empty = item.snapshot(self._status) | {"content": []}
-            yield self._event(
-                "response.output_item.added", output_index=len(self._items) - 1, item=empty
-            )
-            yield self._part_event(item, "response.content_part.added", part=item.part())
+            events += [
+                self._event(
+                    "response.output_item.added", output_index=len(self._items) - 1, item=empty
+                ),
+                self._part_event(item, "response.content_part.added", part=item.part()),
+            ]
         new_logprobs = item.take(part, scored)
         if self.marked and (part.cut is not None or not part.text):
-            yield self._part_event(
-                item, f"moa:{item.content}.revised", cut=part.cut, verified=part.verified
+            events.append(
+                self._part_event(
+                    item, f"moa:{item.content}.revised", cut=part.cut, verified=part.verified
+                )
             )
         if part.text or scored:
             more: dict[str, Any] = {}
@@ -405,7 +417,10 @@ class ResponseShape:
                 more["moa"] = {"verified": part.verified}
             elif alone:
                 more["moa"] = {"unverified": True}
-            yield self._part_event(item, f"response.{item.content}.delta", delta=part.text, **more)
+            events.append(
+                self._part_event(item, f"response.{item.content}.delta", delta=part.text, **more)
+            )
+        return events
 
     def _item(self, kind: OutputKind) -> OutputItem | None:
         """The reasoning or the message, if it has begun; the latest."""
@@ -419,19 +434,26 @@ class ResponseShape:
         text may be withdrawn, its positions count in one item, and calls come last."""
         return not self.marked and isinstance(self._items[-1], dict)
 
-    def _close_items(self) -> Iterator[dict[str, Any]]:
-        """Yield the events that end the reasoning and the message, where they have begun and have
+    def _close_items(self) -> list[dict[str, Any]]:
+        """Returns the events that end the reasoning and the message, where they have begun and have
         not been ended since their last change."""
+        events = []
         for index, item in enumerate(self._items):
             if not isinstance(item, OutputItem) or item.closed:
                 continue
             item.closed = True
-            more = {"logprobs": item.logprobs} if item.is_message else {}
-            yield self._part_event(item, f"response.{item.content}.done", text=item.text, **more)
-            yield self._part_event(item, "response.content_part.done", part=item.part())
-            yield self._event(
-                "response.output_item.done", output_index=index, item=item.snapshot(self._status)
-            )
+            part = item.part()
+            more = {"logprobs": part["logprobs"]} if item.is_message else {}
+            events += [
+                self._part_event(item, f"response.{item.content}.done", text=item.text, **more),
+                self._part_event(item, "response.content_part.done", part=part),
+                self._event(
+                    "response.output_item.done",
+                    output_index=index,
+                    item=item.snapshot(self._status),
+                ),
+            ]
+        return events
 
     def news(self, event: LinkNews | Note | Reading) -> dict[str, Any]:
         """Other events of the answer, for clients that know our events."""
@@ -441,8 +463,8 @@ class ResponseShape:
             return self._event("moa:reading", done=event.done, total=event.total, by=event.by)
         return self._event("moa:notice", message=event.message)
 
-    def end(self, index: int, ended: Ended) -> Iterator[dict[str, Any]]:
-        """Yield the events at the end of the answer: it is completed if the model has ended it,
+    def end(self, index: int, ended: Ended) -> list[dict[str, Any]]:
+        """Returns the events at the end of the answer: it is completed if the model has ended it,
         else incomplete."""
         self.ends[index] = ended
         if ended.reason in ("eos", "stop"):
@@ -454,8 +476,10 @@ class ResponseShape:
             self._status = "incomplete"
             self._completed = None
             self._incomplete_details = {"reason": "max_output_tokens" if is_limit else ended.reason}
-        yield from self._close_items()
-        yield self._event(f"response.{self._status}", response=self.snapshot())
+        return [
+            *self._close_items(),
+            self._event(f"response.{self._status}", response=self.snapshot()),
+        ]
 
     def fail(self, error: ApiError) -> dict[str, Any]:
         """The event for an error, the last."""

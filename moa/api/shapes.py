@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from moa.api import logprobs
@@ -82,8 +82,8 @@ class Shape:
 
     def piece(
         self, index: int, show: Show | None, *, alone: bool = False, last: bool = False
-    ) -> Iterator[Any]:
-        """Yield the chunk for a change of a choice's text, if its client is to be told. `alone`
+    ) -> list[Any]:
+        """Returns the chunk for a change of a choice's text, if its client is to be told. `alone`
         says that the device wrote it without the verifier. The `last` change brings what was held
         back; where text may still be withdrawn, only then its calls of tools are sent."""
         if show is not None:
@@ -92,7 +92,7 @@ class Shape:
         scored = show.logprobs if show is not None else ()
         if not self._call.stream:
             self._scored[index] += scored
-            return
+            return []
         delta: dict[str, Any] = {}
         if reasoning.text:
             delta["reasoning_content"] = reasoning.text
@@ -104,10 +104,10 @@ class Shape:
                 delta["tool_calls"] = calls
         is_news_of_verification = self.marked and show is not None
         if not delta and not scored and not is_news_of_verification:
-            return
+            return []
         body = {"delta": delta} if self._call.chat else {"text": answer.text}
         marks = self._marks(reasoning, answer, alone=alone)
-        yield self._chunk([self._choice(index, body, moa=marks, scored=scored or None)])
+        return [self._chunk([self._choice(index, body, moa=marks, scored=scored or None)])]
 
     def _marks(self, reasoning: Show, answer: Show, *, alone: bool) -> dict[str, Any]:
         """The field `moa` of a chunk, ours beside OpenAI's: for clients that asked for it
@@ -122,14 +122,15 @@ class Shape:
             marks["reasoning_cut"] = reasoning.cut
         return marks
 
-    def end(self, index: int, ended: Ended) -> Iterator[Any]:
+    def end(self, index: int, ended: Ended) -> list[Any]:
         """The chunk that closes a choice, and that of `stream_options.include_usage`."""
         body: dict[str, Any] = {"delta": {}} if self._call.chat else {"text": ""}
         marks = {"reason": ended.reason, "all_verified": ended.verified, **why_of(ended)}
-        yield self._chunk([self._choice(index, body, reason=ended.reason, moa=marks)])
+        chunks = [self._chunk([self._choice(index, body, reason=ended.reason, moa=marks)])]
         self.ends[index] = ended
         if self._call.include_usage and len(self.ends) == len(self._call.asks):
-            yield self._chunk([]) | {"usage": _usage(self.ends.values())}
+            chunks.append(self._chunk([]) | {"usage": _usage(self.ends.values())})
+        return chunks
 
     def fail(self, error: ApiError) -> Any:
         """The event for an error, the last."""

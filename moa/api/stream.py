@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 from moa.api.answer import (
@@ -49,9 +49,9 @@ async def streamed(
                         yield chunk
                     await client.pause()
         else:
-            async with contextlib.aclosing(_side_by_side(asks, encoded, answerer)) as answers:
-                async for index, events in answers:
-                    for chunk in client.chunks(index, events):
+            async with _side_by_side(asks, encoded, answerer) as answers:
+                while (news := await answers.next()) is not None:
+                    for chunk in client.chunks(*news):
                         yield chunk
                     await client.pause()
     except MoaError as error:
@@ -73,14 +73,16 @@ class _StreamClient:
         self._presenters = [Presenter(ask.mode) for ask in asks]
         self._wrote_logprobs = False
 
-    def chunks(self, index: int, events: Sequence[AnswerEvent]) -> Iterator[Any]:
-        """Yield what the client is sent for these events of one choice (answer)."""
+    def chunks(self, index: int, events: Sequence[AnswerEvent]) -> list[Any]:
+        """Returns what the client is sent for these events of one choice (answer)."""
+        chunks = []
         for event in events:
             self.has_begun = self.has_begun or isinstance(event, Began)
             show = self._presenters[index].take(event)
             if show is not None and show.logprobs:
                 self._wrote_logprobs = True
-            yield from _shaped(index, event, show, self._shape)
+            chunks += _shaped(index, event, show, self._shape)
+        return chunks
 
     async def pause(self) -> None:
         """Let other tasks run after log-probabilities: those of thousands of tokens take a second
@@ -99,35 +101,51 @@ async def _encoded(asks: Sequence[AnswerRequest], answerer: Counted) -> list[Enc
     return [by_question[id(ask.question)] for ask in asks]
 
 
-async def _side_by_side(
-    asks: Sequence[AnswerRequest], encoded: Sequence[Encoded], answerer: Counted
-) -> AsyncGenerator[tuple[int, Sequence[AnswerEvent]], None]:
-    """Yield the events of several answers as they come, each time with the number of the answer. An
-    error in one of them is raised, and ends all. Closing the generator ends them all, too."""
-    # An exception or None is the last of an answer.
-    queue: asyncio.Queue[tuple[int, Sequence[AnswerEvent] | Exception | None]]
-    queue = asyncio.Queue(_WAITING)
+class _SideBySide:
+    """The events of several answers that are written at once."""
 
-    async def feed(index: int) -> None:
+    def __init__(self, answers: int) -> None:
+        self._running = answers
+        """How many of them have not ended."""
+        # An exception or None is the last of an answer.
+        self._queue: asyncio.Queue[tuple[int, Sequence[AnswerEvent] | Exception | None]]
+        self._queue = asyncio.Queue(_WAITING)
+
+    async def feed(self, index: int, ask: AnswerRequest, encoded: Encoded, by: Counted) -> None:
+        """Have one of the answers written, to its end."""
         try:
-            async with answerer.answering(asks[index], encoded[index]) as answer:
+            async with by.answering(ask, encoded) as answer:
                 async for event in answer.events:
-                    await queue.put((index, answer.counted(event)))
-            await queue.put((index, None))
+                    await self._queue.put((index, answer.counted(event)))
+            await self._queue.put((index, None))
         except Exception as error:
-            await queue.put((index, error))
+            await self._queue.put((index, error))
 
-    tasks = [asyncio.create_task(feed(index)) for index in range(len(asks))]
-    try:
-        running = len(tasks)
-        while running:
-            index, news = await queue.get()
+    async def next(self) -> tuple[int, Sequence[AnswerEvent]] | None:
+        """Wait for the next events of any answer, and return them with its number; None when all
+        have ended. An error in one of them is raised."""
+        while self._running:
+            index, news = await self._queue.get()
             if isinstance(news, Exception):
                 raise news
-            if news is None:
-                running -= 1
-            else:
-                yield index, news
+            if news is not None:
+                return index, news
+            self._running -= 1
+        return None
+
+
+@contextlib.asynccontextmanager
+async def _side_by_side(
+    asks: Sequence[AnswerRequest], encoded: Sequence[Encoded], answerer: Counted
+) -> AsyncIterator[_SideBySide]:
+    """Have several answers written while the body reads their events. They end with the body."""
+    answers = _SideBySide(len(asks))
+    tasks = [
+        asyncio.create_task(answers.feed(index, ask, encoded[index], answerer))
+        for index, ask in enumerate(asks)
+    ]
+    try:
+        yield answers
     finally:
         for task in tasks:
             task.cancel()
@@ -136,21 +154,23 @@ async def _side_by_side(
 
 def _shaped(
     index: int, event: AnswerEvent, show: Show | None, shape: Shape | ResponseShape
-) -> Iterator[Any]:
-    """Yield what the client is sent for one event of a choice (answer); `show` is the change of its
-    text, None if there is none."""
+) -> list[Any]:
+    """Returns what the client is sent for one event of a choice (answer); `show` is the change of
+    its text, None if there is none."""
+    chunks: list[Any] = []
     is_end = isinstance(event, Ended)
     if isinstance(event, Began):
-        yield from shape.begin(index, event)
+        chunks += shape.begin(index, event)
     if isinstance(event, LinkNews | Note | Reading) and shape.marked:
-        yield shape.news(event)
+        chunks.append(shape.news(event))
     elif isinstance(event, Reading):
-        yield Comment(_comment_on(event))
+        chunks.append(Comment(_comment_on(event)))
     if show is not None or is_end:
         is_devices_own = isinstance(event, Piece) and not event.verified
-        yield from shape.piece(index, show, alone=is_devices_own, last=is_end)
+        chunks += shape.piece(index, show, alone=is_devices_own, last=is_end)
     if isinstance(event, Ended):
-        yield from shape.end(index, event)
+        chunks += shape.end(index, event)
+    return chunks
 
 
 def _comment_on(reading: Reading) -> str:

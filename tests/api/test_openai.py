@@ -110,6 +110,24 @@ async def test_log_probabilities_of_completions_and_responses() -> None:
             await client.chat.completions.create(model=MODEL, messages=MESSAGES, top_logprobs=2)  # type: ignore[call-overload]
 
 
+async def test_a_message_is_announced_without_the_log_probabilities_of_its_first_text() -> None:
+    async with talking(lambda ask: scored()) as (_, client):
+        announced: list[Any] = []
+        told: list[Any] = []
+        async for event in await client.responses.create(
+            model=MODEL, input="hi", include=["message.output_text.logprobs"], stream=True
+        ):
+            match event.type:
+                case "response.content_part.added":
+                    announced += event.part.logprobs  # type: ignore[union-attr]
+                case "response.output_text.delta":
+                    told += [one.token for one in event.logprobs]
+                case "response.output_text.done":
+                    assert [one.token for one in event.logprobs] == told
+        assert not announced
+        assert told == ["h", "é", "!"]
+
+
 async def test_what_nobody_verified_is_counted_over_all_answers_of_a_request() -> None:
     """It was missing where there were several, and an agent took that for none."""
     counts = Counts(prompt_tokens=3, tokens=2, unverified=2)
