@@ -225,13 +225,12 @@ def _small_gguf(path: Path, settings: Settings, target: Target) -> SmallModel:
 
 
 def refuse_other_tokenizers(settings: Settings) -> None:
-    """Refuse a small model that is to draft here and has another tokenizer than the target. Only
-    files that take a second to read are looked at, before the target is loaded."""
+    """Refuse a bundle, or a small model that is to draft here, of another tokenizer than the target's.
+    Only files that take a second to read are looked at, before the target is loaded."""
     small = {}
     if settings.bundle:
         manifest = Bundle.open(settings.bundle).manifest
-        if not manifest.drafter.reads_target:
-            small[f"the bundle {settings.bundle}"] = manifest.tokenizer.hash
+        small[f"the bundle {settings.bundle}"] = manifest.tokenizer.hash
     if is_gguf(settings.server_drafter):
         small[settings.server_drafter] = tokenizer_hash_of(settings.server_drafter)
     if not small:
@@ -242,7 +241,7 @@ def refuse_other_tokenizers(settings: Settings) -> None:
         if wanted and found != wanted:
             raise UsageError(
                 f"{name} has another tokenizer than the target {target}",
-                hint="a sibling drafts for models of its own tokenizer",
+                hint="what drafts here must have the target's own",
             )
 
 

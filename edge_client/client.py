@@ -63,6 +63,10 @@ class EdgeClient:
         """Load the drafter and measure its steps, start a verifier on this machine if that is asked
         for, and begin to connect. Nothing waits for the connection: see `wait_online`."""
         settings = self._settings
+        if settings.verifier == "local" and not settings.upstream:
+            from edge_client.link.local import check_bundle
+
+            check_bundle(settings.bundle)
         controller = Controller()
         device = self._device or Device.of(settings)
         self._device = device

@@ -20,6 +20,7 @@ from moa.cli.command_line import CommandParser
 from moa.config import TargetFacts
 from moa.errors import UsageError, run_cli
 from moa.process.user_folders import cache_folder
+from moa.target.tokenizer_files import refuse_other_tokenizer
 from moa.wire.limits import Limits
 
 _LONGEST_NAME = 40
@@ -30,19 +31,30 @@ _KV_TOKENS = 131072
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the plan of a pair, a target and a small sibling, as JSON."""
+    """Print the plan of a pair, a target and a small sibling or its bundle, as JSON."""
     parser = CommandParser(prog="moa-edge up")
     parser.add_argument("target")
-    parser.add_argument("sibling")
+    parser.add_argument("sibling", nargs="?", default="")
+    parser.add_argument("--bundle", default="", help="in place of the sibling: its bundle")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--again", action="store_true", help="a bundle that is there is made anew")
     parser.add_argument("--dry-run", action="store_true", help="unpack nothing")
     arguments = parser.parse_args(argv)
-    return run_cli("moa-edge up", lambda: _print(arguments), extra="export")
+    extra = "verifier" if arguments.bundle else "export"
+    return run_cli("moa-edge up", lambda: _print(arguments), extra=extra)
 
 
 def _print(arguments: argparse.Namespace) -> None:
     """Print the plan. Unless nothing is to be made, a sibling in a GGUF file is unpacked first."""
+    if arguments.bundle:
+        plan = plan_bundle(
+            arguments.target,
+            arguments.bundle,
+            dtype=arguments.dtype,
+            refuses=not arguments.dry_run,
+        )
+        json.dump(plan, sys.stdout)
+        return
     plan = plan_pair(
         arguments.target, arguments.sibling, dtype=arguments.dtype, refuses=not arguments.dry_run
     )
@@ -55,6 +67,35 @@ def _print(arguments: argparse.Namespace) -> None:
             say=lambda line: print(f"moa-edge up: {line}", file=sys.stderr, flush=True),
         )
     json.dump(plan, sys.stdout)
+
+
+def plan_bundle(
+    target: str, bundle: str, *, dtype: str = "auto", refuses: bool = True
+) -> dict[str, Any]:
+    """Returns what is known of a target and a bundle that is there, before anything starts: what the
+    verifier takes. Raises for a bundle of another tokenizer, of which two files tell in a second. Of
+    too little memory the plan says so itself unless it `refuses`."""
+    refuse_other_tokenizer(
+        bundle,
+        target,
+        hint="give the bundle that was made for this target, or --device-model with a small model of"
+        " its tokenizer",
+    )
+    problem = ""
+    memory = None
+    try:
+        memory = _verifier_memory(target, dtype)
+    except UsageError as error:
+        if refuses:
+            raise
+        problem = error.line()
+    return {
+        "bundle": bundle,
+        "made": True,
+        "memory": None if memory is None else memory.figures,
+        "lines": [] if memory is None else [f"the verifier {memory}"],
+        "problem": problem,
+    }
 
 
 def plan_pair(

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from moa.errors import BundleError
 from moa.manifest import Manifest, Variant
+from moa.process.similar_names import did_you_mean
 from moa.safe_text import safe_line
 
 SCHEMA = 1
@@ -175,7 +176,10 @@ def _no_bundle(folder: Path) -> BundleError:
         )
     reason = f"{MANIFEST} is missing" if folder.is_dir() else "there is no such folder"
     inside = folder / "bundle"
-    hint = f"did you mean {inside}?" if (inside / MANIFEST).is_file() else made_by
+    if (inside / MANIFEST).is_file():
+        hint = f"did you mean {inside}?"
+    else:
+        hint = made_by if folder.is_dir() else did_you_mean(str(folder)) or made_by
     return BundleError(f"no bundle at {folder}: {reason}", hint=hint)
 
 

@@ -97,6 +97,21 @@ def test_the_folder_around_a_bundle_is_told_apart(folder: Path) -> None:
     assert f"did you mean {folder.parent / 'bundle'}?" in refused.value.line()
 
 
+def test_a_mistyped_folder_is_told_what_is_there(folder: Path) -> None:
+    """Also where the part that is mistyped is not the last one."""
+    inside = folder.parent / "ours" / "bundle"
+    inside.parent.mkdir()
+    folder.rename(inside)
+    for mistyped in (inside.parent / "bundel", folder.parent / "orus" / "bundle"):
+        with pytest.raises(BundleError) as refused:
+            Bundle.open(mistyped)
+        assert f"(did you mean {inside}?)" in refused.value.line()
+    with pytest.raises(BundleError) as refused:
+        Bundle.open(folder.parent / "zzz")
+    assert "did you mean" not in refused.value.line()
+    assert "makes one" in refused.value.line()
+
+
 def test_a_missing_or_cut_file_is_found_when_opened(folder: Path) -> None:
     (folder / MODEL).write_bytes(b"cp")
     with pytest.raises(BundleError, match=rf"damaged: {MODEL} has 2 bytes, not \d+"):

@@ -27,6 +27,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from edge_client.device import embedded_bundle
+from moa import demo
 from moa.bundle import MANIFEST
 from moa.cli import up as up_command
 from moa.cli.installed import LLAMA_CPP, PACKAGES
@@ -197,12 +198,15 @@ def followed(text: str, pieces: Iterator[dict[str, Any]]) -> tuple[str, bool]:
 
 
 def test_a_bundle_that_is_there_is_taken_and_nothing_is_made(tmp_path: Path) -> None:
-    """A machine that has not the memory to make it has none to plan it either."""
-    target = str(save_tiny("qwen2", tmp_path / "target"))
+    target = str(demo.paths().target)
     words = (target, "--bundle", str(EMBEDDED), "--port", "0", "--json", "--no-browser")
     with up(*words, "--dry-run", cache=tmp_path / "cache") as process:
         said, _ = process.communicate(timeout=120)
-        assert json.loads(said) == {"bundle": str(EMBEDDED), "made": True}
+        plan = json.loads(said)
+        assert plan["bundle"] == str(EMBEDDED)
+        assert plan["made"]
+        assert 0 < plan["memory"]["at_start_mb"] <= plan["memory"]["at_most_mb"]
+        assert "the verifier takes" in " ".join(plan["lines"]), "what the verifier takes is told"
     with up(*words, cache=tmp_path / "cache") as process:
         found = places(process)
         assert found["bundle"] == str(EMBEDDED)
@@ -210,6 +214,24 @@ def test_a_bundle_that_is_there_is_taken_and_nothing_is_made(tmp_path: Path) -> 
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=120) == 0
     assert not list((tmp_path / "cache").rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_bundle_for_another_tokenizer_is_refused_before_anything_is_loaded(
+    dry: bool, tmp_path: Path
+) -> None:
+    """It was found after the target was loaded, and `up` went on."""
+    target = str(save_tiny("qwen2", tmp_path / "target", **SMALL))
+    words = (target, "--bundle", str(EMBEDDED), "--no-browser", *(["--dry-run"] if dry else []))
+    with up(*words, cache=tmp_path / "cache") as process:
+        said, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert said == ""
+    last = errors.splitlines()[-1]
+    assert last.startswith(f"moa-edge up: error: the bundle {EMBEDDED} was made for ")
+    assert f"{target} has another tokenizer" in last
+    assert "--device-model" in last, "what to do"
+    assert "loading the target" not in errors
 
 
 def test_a_dead_endpoint_ends_the_rest_with_an_error(tmp_path: Path) -> None:

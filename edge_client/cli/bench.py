@@ -13,7 +13,7 @@ from rich.table import Table
 
 from edge_client.cli import options
 from edge_client.device import Device
-from edge_client.link.local import local_verifier
+from edge_client.link.local import check_bundle, local_verifier
 from edge_client.screen.views import make_console
 from edge_client.settings import ClientSettings
 from edge_client.tools.compare import RATES, ask_all, cells, rates
@@ -98,12 +98,15 @@ async def _measure(
 ) -> dict[str, dict[str, Any]]:
     """Returns the figures of each way of drafting, by its name. All ways answer the same prompts
     over the same link, one after another; `profile` names the link to emulate."""
+    is_toy_target = settings.verifier == "local" and not settings.upstream
+    if is_toy_target:
+        check_bundle(settings.bundle)
     device = Device.of(settings)
     results: dict[str, dict[str, Any]] = {}
     reference: list[list[int]] | None = None
     async with contextlib.AsyncExitStack() as stack:
         address = settings.verifier
-        if address == "local" and not settings.upstream:
+        if is_toy_target:
             address = await stack.enter_async_context(local_verifier())
         if profile is not None:
             link = await stack.enter_async_context(_link_to(address, profile))

@@ -9,10 +9,26 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from typing import IO
 
+from moa import demo
 from moa.errors import LinkError, UsageError, how_to_install
 from moa.process.children import end_child, start_child
+from moa.target.tokenizer_files import refuse_other_tokenizer
 
 _START_SECONDS = 300.0
+
+
+def check_bundle(bundle: str) -> None:
+    """Raise a `UsageError` for a bundle that a verifier on this machine would refuse, which serves the
+    embedded target: before either end is loaded."""
+    if not bundle:
+        return  # the embedded one
+    refuse_other_tokenizer(
+        bundle,
+        demo.paths().target,
+        name="the toy target that `--verifier local` serves",
+        hint="`cloud-verifier serve --target MODEL` serves the model that it was made for: give its"
+        " address; `moa-edge up MODEL --bundle DIR` starts both",
+    )
 
 
 @contextlib.asynccontextmanager

@@ -225,6 +225,8 @@ def _check_ports(options: argparse.Namespace) -> None:
 def _extras(options: argparse.Namespace) -> list[str]:
     """The extras that hold what will be run."""
     extras = [] if options.dry_run else ["verifier", "serve"]
+    if options.bundle and options.dry_run:
+        extras.append("verifier")  # it tells what memory that takes
     if options.device_model:
         extras.append("export")
     if options.target.lower().endswith(".gguf"):
@@ -235,7 +237,7 @@ def _extras(options: argparse.Namespace) -> list[str]:
 async def _start_and_watch(options: argparse.Namespace) -> int:
     """Make the device's bundle if there is none yet, then run verifier and endpoint. Returns 0
     after a dry run; else it raises when the endpoint ends, which it should not do by itself."""
-    plan = await _plan(options) if options.device_model else None
+    plan = await _plan(options) if options.target else None
     if options.dry_run:
         _show_plan(plan, options)
         if plan is not None and plan["problem"]:
@@ -244,7 +246,8 @@ async def _start_and_watch(options: argparse.Namespace) -> int:
     bundle = options.bundle
     if plan is not None:
         bundle = str(plan["bundle"])
-        if options.again or not plan["made"]:
+        is_to_be_made = options.device_model and (options.again or not plan["made"])
+        if is_to_be_made:
             await _build(options, plan)
         _say_memory(plan)
     async with contextlib.AsyncExitStack() as stack:
@@ -306,20 +309,23 @@ def _say_memory(plan: dict[str, Any]) -> None:
 
 
 async def _plan(options: argparse.Namespace) -> dict[str, Any]:
-    """The plan of the programs: which bundle is made of the models, and what time and memory that
-    and the verifier take. A child process computes it, so that the libraries that read models stay
-    out of this one."""
+    """The plan of the programs: which bundle is made of the models or is there already, and what time
+    and memory that and the verifier take. A child process computes it, so that the libraries that
+    read models stay out of this one."""
     flags = [f"--dtype={options.dtype}"]
+    if options.bundle:
+        flags.append(f"--bundle={options.bundle}")
     if options.dry_run:
         flags.append("--dry-run")
     if options.again:
         flags.append("--again")
-    names = f"{Path(options.target).name} and {Path(options.device_model).name}"
+    device = options.device_model or options.bundle
+    names = f"{Path(options.target).name} and {Path(device).name}"
     async with _counted(f"reading what the files say of {names}") as status:
         child = await start_child(
             _PLAN,
             options.target,
-            options.device_model,
+            *filter(None, [options.device_model]),
             *flags,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -336,16 +342,13 @@ async def _plan(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show_plan(plan: dict[str, Any] | None, options: argparse.Namespace) -> None:
-    """Print what would be made, as lines or as JSON. `plan` is None where nothing is made: with a
-    bundle that is there, and for the pair of models that comes with the program."""
+    """Print what would be made, as lines or as JSON. `plan` is None for the pair of models that comes
+    with the program."""
     if options.json:
-        told = dict(plan or {"bundle": options.bundle, "made": True})
+        told = dict(plan or {"bundle": "", "made": True})
         if told["made"] and not options.again:
             told |= dict.fromkeys(_COSTS & told.keys(), 0)
         print(json.dumps(told, indent=2))
-        return
-    if options.bundle:
-        print(f"the bundle {options.bundle} is taken as it is: nothing is made")
         return
     if plan is None:
         print(
@@ -354,7 +357,9 @@ def _show_plan(plan: dict[str, Any] | None, options: argparse.Namespace) -> None
         return
     for line in plan["lines"]:
         print(line)
-    if plan["made"]:
+    if options.bundle:
+        print(f"the bundle {options.bundle} is taken as it is: nothing is made")
+    elif plan["made"]:
         print(f"the bundle was made before and is kept: nothing is to be made ({plan['bundle']})")
     else:
         print(f"the bundle will be kept in {plan['bundle']}")

@@ -3,13 +3,12 @@ model, are refused at once."""
 
 from __future__ import annotations
 
-import difflib
-import os
 import re
 from pathlib import Path
 
 from moa.errors import UsageError
 from moa.gguf.reader import is_gguf, read_head
+from moa.process.similar_names import did_you_mean
 from moa.process.user_folders import expanded
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -39,19 +38,3 @@ def _check_file(name: str, path: Path) -> None:
             f"{name}: {path} is not a GGUF file", hint="a model is such a file, or a folder"
         )
     read_head(path)
-
-
-def did_you_mean(place: str, besides: str = "") -> str:
-    """A question about what is in the same folder under a similar name, but for what is named
-    `besides`; empty if there is nothing."""
-    path = expanded(place)
-    try:
-        there = os.listdir(path.parent)
-    except OSError:
-        return ""
-    if besides and expanded(besides).parent == path.parent:
-        there = [name for name in there if name != expanded(besides).name]
-    close = difflib.get_close_matches(path.name, there, n=1)
-    if not close:
-        return ""
-    return f"did you mean {Path(place).parent / close[0]}?"

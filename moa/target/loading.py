@@ -30,7 +30,6 @@ from transformers.utils import logging as transformers_logging
 
 from moa.config import TargetFacts, read_config, text_part
 from moa.errors import (
-    BundleError,
     ConfigError,
     MoaError,
     UnsupportedModelError,
@@ -38,8 +37,7 @@ from moa.errors import (
     first_line,
     how_to_install,
 )
-from moa.gguf.reader import is_gguf, read_head
-from moa.gguf.tokenizer import tokenizer_of
+from moa.gguf.reader import is_gguf
 from moa.process.user_folders import expanded
 from moa.target import hub
 from moa.target.families import FAMILIES, facts_of, refuse_unsupported
@@ -55,7 +53,7 @@ from moa.target.identity import (
 )
 from moa.target.library import ATTENTION
 from moa.target.plain import refuse_unless_plain
-from moa.tokenizer_file import LARGEST_FILE, checked_tokenizer
+from moa.target.tokenizer_files import check_files, hash_in_files, hash_in_folder
 
 _WANTED = ("*.json", "model*.safetensors", "*.jinja", "tokenizer.model")
 """Files that are taken from the hub: no pickles, and no other forms of the same weights."""
@@ -253,7 +251,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model's folder, in the fast form that a `tokenizer.json` has."""
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         raise UsageError(f"no tokenizer in {folder}: tokenizer.json is missing")
-    _check_tokenizer(folder)
+    check_files(folder)
     with _in_one_line(f"load the tokenizer in {folder}"), without_foreign_warnings():
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
@@ -267,20 +265,6 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
-
-
-def _check_tokenizer(folder: Path) -> None:
-    """Raise a `UsageError` if a tokenizer's files are too large, or describe a tokenizer that makes
-    too much text: they are untrusted, and are checked before a library sees them."""
-    for name in ("tokenizer.json", "tokenizer.model"):
-        file = folder / name
-        if file.is_file() and file.stat().st_size > LARGEST_FILE:
-            raise UsageError(f"{file} is too large for a tokenizer")
-    if (folder / "tokenizer.json").is_file():
-        try:
-            checked_tokenizer(folder / "tokenizer.json")
-        except BundleError as error:
-            raise UsageError(str(error)) from None
 
 
 def locate(
@@ -330,23 +314,17 @@ def _quantization(
 def tokenizer_hash_of(source: str | Path) -> str:
     """The hash of a model's tokenizer, of which nothing else is read; empty where it has none."""
     if is_gguf(source):
-        return tokenizer_hash(tokenizer_of(read_head(expanded(source))).json)
+        return hash_in_files(source)
     return _hash_tokenizer(locate(source, weights=False))
 
 
 def _hash_tokenizer(folder: Path) -> str:
     """A hash of the meaning of a folder's tokenizer: two with the same hash encode texts alike.
     Empty where the folder has none, as a model that gets only ids needs none."""
-    path = folder / "tokenizer.json"
-    if path.is_file():
-        _check_tokenizer(folder)
-        try:
-            return tokenizer_hash(path.read_bytes())
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path} is not a tokenizer") from error
-    if (folder / "tokenizer.model").is_file():
+    found = hash_in_folder(folder)
+    if not found and (folder / "tokenizer.model").is_file():
         return tokenizer_hash(load_tokenizer(folder).backend_tokenizer.to_str())
-    return ""
+    return found
 
 
 def checked_device(device: str | torch.device) -> torch.device:

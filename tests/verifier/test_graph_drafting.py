@@ -13,6 +13,7 @@ from cloud_verifier.cli import parser, settings_from
 from cloud_verifier.engine.draft import RecordFollower
 from cloud_verifier.model import load, load_graph
 from cloud_verifier.settings import Settings
+from moa import demo
 from moa.drafters.body_drafting import BodyDrafting
 from moa.drafters.onnx_drafting import OnnxDrafting
 from moa.errors import UsageError
@@ -99,3 +100,21 @@ def test_a_bundle_that_cannot_draft_is_one_line(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         load_graph(replace(settings(), **wrong), device, drafter)
+
+
+@pytest.mark.parametrize("reads_target", [True, False])
+def test_a_bundle_for_another_tokenizer_is_refused_before_the_target_is_loaded(
+    reads_target: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a drafter which reads its target was found behind the load."""
+
+    def load_target(*_: Any) -> Any:
+        raise AssertionError("the target was loaded")
+
+    monkeypatch.setattr("cloud_verifier.model.load_target", load_target)
+    embedded = demo.paths()
+    bundle = str(embedded.bundle)
+    chosen = replace(settings(), bundle=bundle, drafter=settings().drafter if reads_target else "")
+    with pytest.raises(UsageError, match="has another tokenizer than the target") as refused:
+        load(chosen)
+    assert bundle in refused.value.line()

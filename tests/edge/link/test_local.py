@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from edge_client.client import EdgeClient
+from edge_client.device import Device
 from edge_client.link import local
 from edge_client.link.local import local_verifier
+from edge_client.settings import ClientSettings
 from moa.errors import LinkError, UsageError
 from tests.edge import kit
 from tests.verifier import kit as verifier_kit
@@ -29,6 +31,24 @@ def flags() -> list[str]:
         str(kit.pair() / "drafter"),
         *limits,
     ]
+
+
+async def test_a_bundle_that_it_would_refuse_is_refused_before_either_end_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The endpoint was served, and said later that the verifier refuses this device."""
+
+    def of(_: ClientSettings) -> Any:
+        raise AssertionError("the bundle was loaded")
+
+    monkeypatch.setattr(Device, "of", of)
+    bundle = str(kit.pair() / "bundle")
+    with pytest.raises(UsageError) as refused:
+        await EdgeClient(verifier="local", bundle=bundle).__aenter__()
+    line = refused.value.line()
+    assert line.startswith(f"the bundle {bundle} was made for ")
+    assert "the toy target that `--verifier local` serves has another tokenizer" in line
+    assert "cloud-verifier serve --target" in line, "what to do"
 
 
 @pytest.mark.slow
