@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from edge_client.cli.written_answer import WrittenAnswer
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.events import AnswerSoFar, Done, Link
+from edge_client.link.state import LinkWatch
 from edge_client.screen.ctrl_c import CtrlC, Interrupted
 from edge_client.screen.live import summary_of_stopped
 from edge_client.screen.pipe import refused
@@ -50,6 +52,8 @@ _DEFAULTS = {"settle_seconds": 1.0}
 """A correction comes while the next message is typed, so an answer need not wait for it."""
 _LOOK_SECONDS = 1.0
 """How long a chat waits for the verifier before it says that it is not there."""
+_WATCH_SECONDS = 0.5
+"""Between two looks whether the verifier is still there, while nothing is asked."""
 _GONE_SECONDS = 1.0
 """How long the verifier may be away before what waits for its check goes on without."""
 _QUOTED = 40
@@ -461,29 +465,31 @@ class ChatLoop:
             check.start()
         self._typing = True
         self._tell_status()
-        listening = asyncio.create_task(self._tell_refusals())
+        watching = asyncio.create_task(self._watch_link())
         try:
             yield
         finally:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
             self._typing = False
             self._reader.show("")
 
-    async def _tell_refusals(self) -> None:
-        """Say above the prompt when the verifier refuses this device, as where its token is revoked:
-        what is typed meanwhile would not be answered by it. A script is told by its next answer."""
+    async def _watch_link(self) -> None:
+        """Tell a person who asks nothing when the verifier is lost or refuses this device, as where
+        its token is revoked, and when it is back, until it is cancelled. A script is told by its next
+        answer."""
         link = self._client.link
         if link is None or not self._reader.interactive:
             return
-        with link.mailbox() as box:
-            while True:
-                why = link.dialling.refused
-                line = safe_line(why.line()) if why is not None else ""
-                if line and line != self._trouble and not self._check_tells:
-                    self._trouble = line
-                    self._say(Text(f"refused: {line}", "yellow"))
-                await box.wait(None)  # until the state of the link changes
+        watch = LinkWatch(link, self._client.settings.who_verifies, self._trouble)
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            if self._check_tells and link.dialling.refused is not None:
+                continue
+            news = watch.look(time.perf_counter())
+            self._trouble = watch.trouble
+            if news:
+                self._say(Text(news, style="yellow" if watch.trouble else "green"))
 
     @property
     def _check_tells(self) -> bool:

@@ -29,7 +29,7 @@ from edge_client.events import (
     Token,
 )
 from edge_client.link.plain_get import why_unready
-from edge_client.link.websocket import VerifierLink
+from edge_client.link.state import state_of
 from edge_client.screen.words import named, toy_of, whose_tokens
 from edge_client.settings import TurnChanges
 from edge_client.text.codec import TextCodec
@@ -242,7 +242,7 @@ class EdgeAnswerer:
         """Log why an answer is not verified, where the state of the link does not tell: that is
         logged whenever it changes. Empty: it is verified, or nobody knows."""
         link = self._client.link
-        if why and link is not None and _state_of(link)[0] == "online":
+        if why and link is not None and state_of(link, perf_counter())[0] == "online":
             line = f"an answer is this device's own, or a part of it: {why}"
             self._alone.warn("alone", line, peer, "alone")
 
@@ -377,7 +377,7 @@ class EdgeAnswerer:
         }
         if link is None:
             return {"link": "none", **about}
-        state, why = _state_of(link)
+        state, why = state_of(link, perf_counter())
         is_heard = state in ("online", "limited")
         is_measured = is_heard and link.rtt.samples and not link.endpoint.upstream
         rtt_ms = round(1000 * link.rtt.smoothed, 2) if is_measured else None
@@ -413,29 +413,10 @@ class EdgeAnswerer:
         link = self._client.link
         if link is None:
             return ""
-        state, why = _state_of(link)
+        state, why = state_of(link, perf_counter())
         if state in ("online", "limited"):  # a rate is used up for a moment
             return await why_unready(link)
         return why or state
-
-
-def _state_of(link: VerifierLink) -> tuple[str, str]:
-    """Returns the state of the link, and why it is so; that is empty where all is well."""
-    dialling = link.dialling
-    if dialling.cut:
-        return "offline", "disconnected on purpose"
-    if not link.up:
-        state = "refused" if link.state == "refused" else "offline"
-        return state, str(dialling.refused or dialling.last_error or "connecting")
-    if link.behind.away:
-        return "offline", safe_line(link.behind.away)
-    if link.unanswered:
-        return "late", safe_line(link.unanswered)
-    if perf_counter() < link.limited_until:
-        return "limited", link.limited
-    if link.is_silent(perf_counter()):
-        return "late", ""  # as an answer that waits for the verifier calls it
-    return "online", ""
 
 
 def changes_of(ask: AnswerRequest, longest: int) -> TurnChanges:

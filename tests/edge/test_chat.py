@@ -15,9 +15,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from edge_client.cli import chat
 from edge_client.cli.chat import ChatLoop
 from edge_client.cli.dialogue import Dialogue
 from edge_client.events import Done, Event, Link, Prompt, Token
+from edge_client.link.state import LinkWatch
 from edge_client.screen.ctrl_c import Interrupted
 from edge_client.settings import ClientSettings
 from moa.errors import LinkError, UsageError
@@ -318,3 +320,35 @@ async def test_an_answer_without_verified_text_is_asked_for_again() -> None:
     assert [message["content"] for message in played.asked[1]] == ["one"]
     assert played.predicted[1] == [8]
     assert [message["content"] for message in dialogue.messages] == ["one", "all of it"]
+
+
+async def test_a_chat_that_stands_idle_tells_that_the_verifier_is_lost_and_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was told with the next question."""
+    looks = iter(["", "offline: gone", "", "online"])
+    shown = asyncio.Event()
+
+    class Watch(LinkWatch):
+        def look(self, now: float) -> str:
+            news = next(looks, "")
+            self.trouble = {"online": "", "offline: gone": "gone"}.get(news, self.trouble)
+            if news == "online":
+                asyncio.get_running_loop().call_soon(shown.set)
+            return news
+
+    class Idle(Lines):
+        interactive = True
+
+        async def read(self) -> str | None:
+            async with asyncio.timeout(60):
+                await shown.wait()
+            return None
+
+    monkeypatch.setattr(chat, "LinkWatch", Watch)
+    monkeypatch.setattr(chat, "_WATCH_SECONDS", 0.001)
+    client = SimpleNamespace(link=object(), settings=ClientSettings())
+    screen = io.StringIO()
+    parts: Any = (client, Played([]), Dialogue(ClientSettings()), Idle(), Console(file=screen))
+    await ChatLoop(*parts).run()
+    assert screen.getvalue().splitlines() == ["offline: gone", "online"]
