@@ -10,10 +10,14 @@ import pytest
 
 from tests.web.node import Node
 
-IMPORTS = """import { continuable, measured, noteOf, progressOf, writingOf }
+IMPORTS = """import { continuable, measured, noteOf, progressOf, writerOf, writingOf }
     from "./../../serve/page/chat.js";
-    import { Answer } from "./../../serve/page/answer.js";"""
+    import { Answer } from "./../../serve/page/answer.js";
+    import { refuses, troubleOf } from "./../../serve/page/signs.js";"""
 HANDLE = """
+    refuses(ask.refuses ?? false);
+    if (ask.link) return troubleOf(...ask.link);
+    if (ask.node && ask.by) return writerOf(ask.node);
     if (ask.node) return [noteOf(ask.node), continuable(ask.node)];
     if (ask.measured) return measured(ask.measured);
     const live = new Answer(ask.before, ask.settled);
@@ -112,13 +116,67 @@ def test_so_can_one_whose_end_nobody_will_check(node: Node) -> None:
     ]
 
 
+def test_no_check_is_promised_while_the_verifier_refuses(node: Node) -> None:
+    """It said "waiting for the verifier's check", which cannot come."""
+
+    def note(refuses: bool, **more: Any) -> str:
+        answer = {"text": "Hello", "reason": "eos", "verified": False, "stream": "s", **more}
+        (told, _) = node.ask({"node": answer, "refuses": refuses})
+        return str(told)
+
+    for more in ({}, {"settled": 2}, {"stale": True}, {"text": ""}):
+        assert "waiting" in note(False, **more) or "asked again when" in note(False, **more)
+        assert "waiting" not in note(True, **more)
+        assert "when the verifier is back" not in note(True, **more)
+    assert note(True) == (
+        "written by this device alone: not checked, for the verifier refuses this device"
+    )
+
+
+def test_the_reason_why_nothing_is_verified_is_on_the_page(node: Node) -> None:
+    assert node.ask({"link": ["refused", "another tokenizer (use its bundle)"]}) == (
+        "The verifier refuses this device: another tokenizer (use its bundle)."
+        " Until that is changed it checks nothing."
+    )
+    assert node.ask({"link": ["offline", "nothing listens there"]}) == (
+        "The verifier is not there: nothing listens there"
+    )
+    assert node.ask({"link": ["late", ""]}) == "No word from the verifier"
+    assert node.ask({"link": ["online", ""]}) == ""
+
+
+def test_an_answer_that_the_endpoint_has_forgotten_says_what_of_it_is_verified(node: Node) -> None:
+    """It said "no longer kept: ask again", and offered nothing."""
+    cut = "cut off, for the endpoint has forgotten the rest: Continue goes on"
+    forgotten = {"verified": False, "lost": True, "stream": "s"}
+    for settled, said_of_it in (
+        (5, "what stands here is verified"),
+        (2, "the last 3 characters were written by this device alone: not checked"),
+        (0, "written by this device alone: not checked"),
+    ):
+        told = ended(node, "Hello", "lost", **forgotten, settled=settled)
+        assert told == [f"{cut}; {said_of_it}", True]
+
+
+def test_one_that_could_not_be_continued_can_be_another_time(node: Node) -> None:
+    forgotten = {"verified": False, "lost": True, "stream": "s", "settled": 5}
+    assert ended(node, "Hello", "lost", **forgotten, error="no answer") == ["no answer", True]
+
+
+def test_the_targets_own_text_is_the_targets_also_where_its_end_is_missing(node: Node) -> None:
+    half = {"text": "Hello", "model": "Qwen", "verified": False}
+    assert node.ask({"by": True, "node": {**half, "settled": 5}}) == "Qwen"
+    assert node.ask({"by": True, "node": {**half, "settled": 2}}) == "Qwen, and this device"
+    assert node.ask({"by": True, "node": half}) == "This device, for Qwen"
+
+
 def below(node: Node, **more: Any) -> str:
     """The line of figures below an answer that has ended."""
     return str(node.ask({"measured": more}))
 
 
 def test_an_answer_that_has_ended_says_its_length_and_that_it_is_verified(node: Node) -> None:
-    usage = {"tokens": 433, "seconds": 10.0, "total": 500, "context": 2048}
+    usage = {"tokens": 433, "speed": 43.3, "total": 500, "context": 2048}
     figures = "43 tokens/s · 500 of 2048 tokens of context"
     assert (
         below(node, text="Hello", usage=usage, verified=True) == f"433 tokens, verified · {figures}"
@@ -126,6 +184,10 @@ def test_an_answer_that_has_ended_says_its_length_and_that_it_is_verified(node: 
     assert below(node, text="Hello", usage=usage, verified=False) == f"433 tokens · {figures}"
     assert below(node, text="Hello", usage={"tokens": 2}, verified=True) == "2 tokens, verified"
     assert below(node, text="Hé👩", verified=True) == "3 characters, verified", "nobody has counted"
+    rest = {"speed": 3.25, "total": 60, "context": 99}
+    assert below(node, text="Hello", usage=rest, verified=True) == (
+        "5 characters, verified · 3.3 tokens/s · 60 of 99 tokens of context"
+    ), "of the rest of an answer the tokens are not those of all of it"
     assert below(node, text="", verified=True) == "", "nothing was written"
     assert "verified" not in below(node, text="Hello", verified=True, error="no answer: gone")
 

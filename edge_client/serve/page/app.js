@@ -11,7 +11,7 @@ import {
   willBeChecked,
 } from "./chat.js";
 import { Figures } from "./figures.js";
-import { checkedBy, LOOK_SECONDS, said, Signs } from "./signs.js";
+import { checkedBy, LOOK_SECONDS, refuses, said, Signs, troubleOf } from "./signs.js";
 import {
   add,
   asMarkdown,
@@ -283,7 +283,7 @@ function retry(node) {
 // which the verifier reads faster than it writes.
 async function proceed(node) {
   const conversation = current;
-  const { text: whole, stale, verified, usage } = node;
+  const { text: whole, stale, verified, usage, reason, settled, lost } = node;
   const sure = verifiedText(node);
   const begun = nobodyVerifies() ? whole : sure;
   if (!begun) delete node.stale; // it is written anew
@@ -298,13 +298,14 @@ async function proceed(node) {
     lost: false,
   });
   delete node.verified;
+  delete node.error;
   const writing = write(conversation, node, { onward: true, expected: rest });
   view.draw(node, running.get(node.id).answer, rest);
   await writing;
   if (!node.text.startsWith(whole) && !node.error) withdraw(conversation, node);
-  if (!node.error || node.text !== begun) return;
-  // Nothing came: what was there is not lost.
-  Object.assign(node, { text: whole, verified, usage });
+  if (!(node.error || node.lost) || node.text !== begun) return;
+  // Nothing came: what was there is not lost, and can be gone on with another time.
+  Object.assign(node, { text: whole, verified, usage, reason, settled, lost });
   if (stale) node.stale = true;
   keep(conversation);
   if (conversation === current) view.draw(node);
@@ -425,23 +426,41 @@ async function write(conversation, node, how) {
     await readAnswer(work, how);
     settle(work);
   } catch (error) {
-    node.error = failureOf(error, node);
-    if (error.status === 401) askForKey();
-    notice(node.error);
+    if (isForgotten(error, node)) cutOff(work);
+    else tellFailure(error, node);
   }
   finishWork(work);
   // Other tabs may have it when it is stored.
   await keep(conversation);
   (await release)();
-  if (work.halted) await measure(conversation, node);
+  // The stream did not come to say how long it is, or it says that of its own part.
+  if (work.halted || node.before) await measure(conversation, node);
 }
 
-// How long an answer is that was stopped: its stream did not come to say.
+function tellFailure(error, node) {
+  node.error = failureOf(error, node);
+  if (error.status === 401) askForKey();
+  notice(node.error);
+}
+
+// Whether the endpoint has no stream of this answer any more, of which there is text here: it was
+// started anew, or kept it no longer.
+function isForgotten(error, node) {
+  return error instanceof ApiError && error.status === 404 && node.stream && node.text;
+}
+
+// The text stays, verified as far as it was, and can be gone on with.
+function cutOff({ node }) {
+  Object.assign(node, { reason: "lost", verified: false, lost: true });
+  notice("The endpoint has forgotten the rest of this answer: Continue goes on");
+}
+
+// How long an answer is, all of it.
 async function measure(conversation, node) {
   const { text } = node;
   const tokens = text && (await count(text, settings.key).catch(() => 0));
-  if (!tokens || node.usage || node.text !== text || running.has(node.id)) return;
-  node.usage = { tokens };
+  if (!tokens || node.usage?.tokens || node.text !== text || running.has(node.id)) return;
+  node.usage = { ...node.usage, tokens };
   if (conversation === current) view.note(node);
   keep(conversation);
 }
@@ -500,6 +519,7 @@ function takeText(work, chunk) {
     if (live.verified > live.begin) notice(`${[...withdrawn].length} characters were corrected`);
   }
   node.text = live.text;
+  node.settled = live.settled.length;
   if (live.calls.length) node.calls = live.calls;
   const before = node.earlier?.text ?? "";
   if (!before || work.differs || before.startsWith(live.text)) return;
@@ -529,6 +549,7 @@ function takeNews(work, news) {
     }
   }
   if (news.link) linkState(news.link, news.detail);
+  if (news.link === "refused") notice(said(`The verifier refuses: ${news.detail}`));
   if (news.notice) notice(news.notice);
 }
 
@@ -548,7 +569,8 @@ function settle({ node, answer: live, halted, beganAt, textAt }) {
   if (!tokens) return;
   // The speed is that of the writing: an answer without a verifier waits for one at its end.
   const writing = beganAt && textAt ? textAt - beganAt : (moa?.seconds ?? 0);
-  node.usage = { tokens, total, context, seconds: writing };
+  node.usage = { total, context, speed: writing > 0 ? tokens / writing : 0 };
+  if (!node.before) node.usage.tokens = tokens; // else it is the length of the rest
 }
 
 // Why there is no answer, or no more of it, and what to do.
@@ -565,8 +587,10 @@ function failureOf(error, node) {
 function finishWork(work) {
   const { node, conversation, answer: live, frame } = work;
   cancelAnimationFrame(frame);
-  node.text = live.text || node.text;
-  node.settled = live.settled.length;
+  if (live.text) {
+    node.text = live.text;
+    node.settled = live.settled.length;
+  }
   delete node.reading;
   node.state = "done";
   running.delete(node.id);
@@ -607,7 +631,7 @@ async function recheck() {
 // Streams that were followed: when, since when nothing new has come of them, and how many chunks
 // they had.
 const looks = new Map();
-const LONGEST_PAUSE = 30;
+const LONGEST_PAUSE = 5; // a check may begin late, where another one goes before it
 let onlineAt = 0;
 
 // Whether this stream is to be read: the longer nothing was new, the more rarely.
@@ -657,6 +681,7 @@ async function follow(conversation, node) {
   if (content(node) !== before) withdraw(conversation, node);
   if (conversation === current) view.draw(node, null, check.withdrawn);
   keep(conversation);
+  if (node.before) await measure(conversation, node);
 }
 
 // Whether this check is of the text that is there: it may be continued meanwhile.
@@ -676,8 +701,10 @@ function takeCheck(check, chunk) {
   const [done, total] = chunk.moa?.reading ?? [];
   const reading = done < total && `reading, ${done} of ${total} tokens`;
   const isRead = reading && reading !== node.check?.reading;
-  check.signs.heard(seconds(), isLonger || withdrawn || isRead || live.verified !== before);
-  if (!check.shown) {
+  const isNews = isLonger || withdrawn || isRead || live.verified !== before;
+  check.signs.heard(seconds(), isNews);
+  // What comes behind an end, such as its figures, is no check yet.
+  if (!check.shown && (isNews || node.check)) {
     const checked = Math.max(live.verified, [...verifiedText(node)].length) - live.begin;
     node.check = { checked, of: live.characters.length - live.begin, reading, sign: live.sign };
   }
@@ -718,7 +745,8 @@ function endCheck(check) {
     if (node.usage) {
       const { completion_tokens: tokens, total_tokens: total } = live.usage ?? {};
       if (tokens) Object.assign(node.usage, { tokens, total });
-      node.usage.seconds = 0; // its speed was another text's
+      if (node.before) delete node.usage.tokens; // they are those of the rest
+      node.usage.speed = 0; // it was another text's
     }
     return true;
   }
@@ -939,6 +967,18 @@ function linkState(state, detail = "") {
   if (isAnother) tick(); // what answers say of the verifier is true of this state
 }
 
+// Why nothing is verified, for as long as that is so; and what becomes of answers by that. One
+// answer alone may be refused: of that the link's own state knows nothing.
+function showTrouble(state, detail) {
+  const trouble = troubleOf(state, detail);
+  if (trouble === $("trouble").textContent) return;
+  $("trouble").textContent = trouble;
+  $("trouble").hidden = !trouble;
+  if (trouble) say(trouble);
+  refuses(state === "refused");
+  if (current) view.notes((node) => running.has(node.id) || followed.has(node.id));
+}
+
 // Text files become parts of the message; of others it is said what they are.
 async function attach(files) {
   const refused = [];
@@ -1036,6 +1076,7 @@ async function look() {
     if (isLocked) needKey();
     $("cut-switch").hidden = true;
     linkState(isLocked ? "locked" : "unreachable");
+    showTrouble("");
     figures.unknown();
   }
 }
@@ -1052,6 +1093,7 @@ async function showStatus(status) {
   if (isEmpty && before !== [model, broken].join()) view.show(current); // its words are others now
   if (status.link === "online") recheck();
   linkState(status.link, status.detail);
+  showTrouble(status.link, status.detail);
   $("cut-switch").hidden = status.cut === undefined;
   $("connected").checked = !status.cut;
   $("figures").hidden = ["none", "broken"].includes(status.link); // all of them are the verifier's

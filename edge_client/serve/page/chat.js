@@ -2,13 +2,14 @@
 
 import { Answer } from "./answer.js";
 import { markdown, putOff } from "./render.js";
-import { said } from "./signs.js";
+import { isRefusing, said } from "./signs.js";
 import { newestLeaf, path, siblings } from "./store.js";
 import { argumentsOf, standing } from "./structure.js";
 
 const STILL_SHOWN = 1500; // ms that withdrawn text stays to be seen
 const ENDED = {
   stopped: "stopped",
+  lost: "cut off, for the endpoint has forgotten the rest: Continue goes on",
   guard: "the device stopped here",
   context: "ended because the context is full: begin a new conversation",
 };
@@ -85,6 +86,7 @@ export function progressOf(node, live) {
 export function noteOf(node) {
   if (node.error) return node.error;
   if (isEmpty(node)) {
+    if (isRefusing()) return said("nothing was written, and the verifier refuses this device");
     if (willBeChecked(node) || willBeAskedAgain(node)) {
       return said("nothing is written yet: asked again when the verifier is back");
     }
@@ -109,17 +111,26 @@ function endNote(node) {
 // What of it is not verified, and what becomes of that.
 function checkNote(node) {
   if (node.stale) {
-    return `${CHANGED_BEFORE}: ${willBeAskedAgain(node) ? "waiting to be" : "not"} asked again`;
+    const waits = willBeAskedAgain(node) && !isRefusing();
+    return `${CHANGED_BEFORE}: ${waits ? "waiting to be" : "not"} asked again`;
   }
   if (node.check) return [checkOf(node.check), node.check.sign].filter(Boolean).join("; ");
   if (node.verified !== false) return "";
   const written = [...node.text].length;
   const alone = written - [...verifiedText(node)].length;
+  if (!alone && node.reason === "lost") return "what stands here is verified";
   if (!alone) return "its end was not verified";
-  // True also while the verifier is there and checks an earlier answer.
-  const then = willBeChecked(node) ? said("waiting for the verifier's check") : "not checked";
+  const then = checkToCome(node);
   if (alone === written) return `written by this device alone: ${then}`;
   return `the last ${alone} characters were written by this device alone: ${then}`;
+}
+
+// What becomes of text that is not verified.
+function checkToCome(node) {
+  if (!willBeChecked(node)) return "not checked";
+  if (isRefusing()) return said("not checked, for the verifier refuses this device");
+  // True also while the verifier is there and checks an earlier answer.
+  return said("waiting for the verifier's check");
 }
 
 // What of an answer is the target's own.
@@ -128,12 +139,12 @@ export function verifiedText(node) {
 }
 
 // Ends that the model did not choose.
-const CUT = ["length", "stopped", "guard", "link"];
+const CUT = ["length", "stopped", "guard", "link", "lost"];
 
 // Whether more of this answer can be asked for. One that waits for its check goes on by itself.
 export function continuable(node) {
   if (node.calls?.length) return false; // it goes on with their results
-  if (!node.text || node.error || willBeChecked(node) || willBeAskedAgain(node)) return false;
+  if (!node.text || willBeChecked(node) || willBeAskedAgain(node)) return false;
   return CUT.includes(node.reason);
 }
 
@@ -153,7 +164,7 @@ export function willBeAskedAgain(node) {
 // Who has written what is there: the target's name stands over the target's text.
 export function writerOf(node) {
   const name = node.model || "Assistant";
-  if (node.verified !== false || !node.text) return name;
+  if (verifiedText(node) === node.text) return name;
   return node.settled ? `${name}, and this device` : `This device, for ${name}`;
 }
 
@@ -167,11 +178,11 @@ export function writingOf(node, live) {
 
 // An answer's length, whether all of it is verified, and its speed.
 export function measured({ text, usage, verified, error }) {
-  const { tokens, seconds, total, context } = usage ?? {};
+  const { tokens, speed, total, context } = usage ?? {};
   if (!tokens && !text) return "";
   const parts = [tokens ? `${tokens} tokens` : `${[...text].length} characters`];
   if (verified && !error) parts[0] += ", verified";
-  if (seconds > 0) parts.push(`${rate(tokens / seconds)} tokens/s`);
+  if (speed > 0) parts.push(`${rate(speed)} tokens/s`);
   if (context) parts.push(`${total} of ${context} tokens of context`);
   return parts.join(" · ");
 }
@@ -360,6 +371,14 @@ export class ChatView {
     this.boxes.set(node.id, box);
     this.draw(node);
     return box;
+  }
+
+  // The lines below all answers that are complete: what becomes of them depends on the link.
+  notes(isWritten) {
+    for (const id of this.boxes.keys()) {
+      const node = this.conversation.nodes[id];
+      if (!isWritten(node)) this.note(node);
+    }
   }
 
   // The line below a message, as it is now.

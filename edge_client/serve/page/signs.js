@@ -21,6 +21,28 @@ export function said(words) {
   return words.replaceAll("verifier", checker);
 }
 
+// Whether that refuses this device: it is there, and checks nothing until somebody changes that.
+let refusing = false;
+
+export function refuses(is) {
+  refusing = is;
+}
+
+export function isRefusing() {
+  return refusing;
+}
+
+// Why text is not verified now, for the reader; "" while it is, or while that is not known yet.
+export function troubleOf(state, detail) {
+  const why = detail ? `: ${detail}` : "";
+  if (state === "refused") {
+    return said(`The verifier refuses this device${why}. Until that is changed it checks nothing.`);
+  }
+  if (state === "offline") return said(`The verifier is not there${why}`);
+  if (state === "late") return said(detail || "No word from the verifier");
+  return "";
+}
+
 // For how long nothing has changed, in the steps that are shown; 0: not worth a word.
 export function stillFor(seconds) {
   if (seconds < FIRST_SECONDS) return 0;

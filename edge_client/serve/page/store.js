@@ -218,7 +218,7 @@ function harmless({ model, writer, reason, error, call, name, calls, verified, s
   if (Number.isInteger(settled) && settled >= 0) kept.settled = settled;
   if (usage && typeof usage === "object") {
     kept.usage = Object.fromEntries(
-      ["tokens", "total", "context", "seconds"]
+      ["tokens", "total", "context", "speed"]
         .map((name) => [name, usage[name]])
         .filter(([, value]) => Number.isFinite(value)),
     );
