@@ -53,7 +53,8 @@ _LONGEST_PAUSE = 60.0
 something, and each attempt is a line of the verifier's log. A turn asks at once."""
 _NAMED_SECONDS = 2.0
 """For so long the start waits to learn the upstream's model."""
-_ALONE = "until it is there, all text is this device's own, and none of it is verified"
+_ALONE = "until {}, all text is this device's own, and none of it is verified"
+"""What is said while nobody verifies: till when, as far as that is known."""
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -105,9 +106,11 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, endpoint: Modul
                     asyncio.create_task(tell_of_the_verifier(client)),
                 ]
                 await stop.wait()
+                _print("ending ...")  # what is being written and read is ended first
                 for look in looks:
                     look.cancel()
                 await asyncio.gather(*looks, return_exceptions=True)
+    _print("ended")
 
 
 async def _tell_of_the_toy(client: EdgeClient) -> None:
@@ -146,7 +149,8 @@ async def tell_of_the_verifier(client: EdgeClient, look_seconds: float = _LOOK_S
         if state != told:
             _tell(f"{state}: {safe_line(trouble or f'text is verified by {link.endpoint.name}')}")
             if trouble and told in ("", "online"):  # else it was said
-                _tell(_ALONE)
+                # One that refuses is there: it waits for nothing but that somebody changes something.
+                _tell(_ALONE.format("that is changed" if is_refused else "it is there"))
         told = state
         if is_refused:
             refusals.failed(0.0)

@@ -108,7 +108,7 @@ def waiting(seconds: float) -> str:
     long."""
     if seconds < _FIRST_SECONDS:
         return ""
-    return f" · waiting for {int(seconds / _STEP_SECONDS) * _STEP_SECONDS:g} s"
+    return f" · nothing new for {int(seconds / _STEP_SECONDS) * _STEP_SECONDS:g} s"
 
 
 _ALONE = "independent:"

@@ -141,10 +141,12 @@ class TurnShell:
                 "sent_bytes": link.sent_bytes - sent,
                 "received_bytes": link.received_bytes - received,
             }
+            # To a verifier within this program it is none of a network; and where nothing was heard,
+            # it is that of an earlier answer.
+            is_measured = report["received_bytes"] > 0 and not link.endpoint.upstream
             report |= {
                 "record_rows": self.machine.records.rows,
-                # To a verifier within this program it is none of a network.
-                "rtt_ms": None if link.endpoint.upstream else round(1000 * link.rtt.smoothed, 2),
+                "rtt_ms": round(1000 * link.rtt.smoothed, 2) if is_measured else None,
             }
             if link.welcome is not None and "behind" in link.welcome.features:
                 report["tokens_per_forward"] = None  # such an engine tells of no forwards

@@ -712,7 +712,7 @@ async def test_a_verifier_that_refuses_is_asked_ever_less_often(
     assert 30.0 <= pauses[-1] <= 60.0
     assert without_times(told) == [
         "refused: the token is refused (give another one)",
-        "until it is there, all text is this device's own, and none of it is verified",
+        "until that is changed, all text is this device's own, and none of it is verified",
         "online: text is verified by ws://x",
     ]
 
@@ -740,8 +740,9 @@ async def test_a_verifier_that_refused_and_is_back_by_a_turn_is_told_of_at_once(
         await serve.until_up(link, 0.0)
 
 
-def test_an_endpoint_that_is_told_to_end_says_nothing_of_it() -> None:
-    """Its looks at the verifier ended with a traceback of asyncio's."""
+def test_an_endpoint_that_is_told_to_end_says_so_and_nothing_more() -> None:
+    """Its looks at the verifier ended with a traceback of asyncio's; later it said nothing at all,
+    while it may take seconds."""
     program = [
         sys.executable,
         "-c",
@@ -758,6 +759,7 @@ def test_an_endpoint_that_is_told_to_end_says_nothing_of_it() -> None:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=120)
     assert process.returncode == 0
+    assert said.splitlines()[-2:] == [b"ending ...", b"ended"]
     assert b"Traceback" not in said
     assert b"exception" not in said
 

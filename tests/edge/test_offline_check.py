@@ -317,7 +317,7 @@ async def test_a_check_without_news_is_counted_below_what_is_typed() -> None:
     async def end(_: Waits) -> None:
         goes_on.set()
 
-    _, _, shown = await chat(QUESTION, "up", sees("waiting for 1 s"), end, goes_on=goes_on)
+    _, _, shown = await chat(QUESTION, "up", sees("nothing new for 1 s"), end, goes_on=goes_on)
     assert any(line.startswith("checking the last answer") for line in shown)
 
 
@@ -515,7 +515,9 @@ async def test_a_correction_counts_what_is_verified_and_says_that_the_verifier_i
         now.append(3.0)
         check._take(Link(state="late"))
         check._take(token(2, " alone", "provisional"))
-        assert check.status == f"{verified} · waiting for 3 s", "nothing was heard of the verifier"
+        assert check.status == f"{verified} · nothing new for 3 s", (
+            "nothing was heard of the verifier"
+        )
         check._take(Link(state="offline"))
         check._take(token(3, " still", "provisional"))
         assert check.status == f"{verified}, and the verifier is away"
@@ -569,13 +571,13 @@ async def test_what_was_verified_before_is_counted_while_it_is_read_again() -> N
         assert check.status == line
         now.append(5.0)
         check._take(Progress(done=1, total=1))
-        assert check.status == f"{line} · waiting for 5 s", "at work, and no further"
+        assert check.status == f"{line} · nothing new for 5 s", "at work, and no further"
         check._take(Confirm(start=1, stop=2))
         again = "checking the last answer: reading, 1 of 3"
         assert check.status == again
         now.append(7.0)
         check._take(Progress(done=1, total=1))
-        assert check.status == f"{again} · waiting for 2 s"
+        assert check.status == f"{again} · nothing new for 2 s"
         check._take(Confirm(start=2, stop=4))
         assert check.status == line
         check._take(Confirm(start=4, stop=5))

@@ -342,13 +342,13 @@ def test_a_wait_without_news_is_counted_on_the_screen() -> None:
         view.take(Prompt(ids=[1]))
         view.take(Link(state="online"))
         assert "waiting" not in drawn(0.6)
-        assert "● online · waiting for 3 s" in drawn(2.5)
+        assert "● online · nothing new for 3 s" in drawn(2.5)
         view.take(token(1, "one"))
         assert "waiting" not in drawn(0)
         view.take(Progress(done=5, total=9))
-        assert "the verifier reads: 5 of 9 · 1 token · waiting for 2 s" in drawn(2.1)
+        assert "the verifier reads: 5 of 9 · 1 token · nothing new for 2 s" in drawn(2.1)
         view.take(Progress(done=5, total=9))
-        assert "waiting for 4 s" in drawn(2.1), "it has not come further"
+        assert "nothing new for 4 s" in drawn(2.1), "it has not come further"
 
 
 def test_a_window_of_the_usual_width_shows_how_much_is_not_verified() -> None:
