@@ -23,8 +23,8 @@ Float = NDArray[np.float32]
 
 @dataclass
 class StepInput:
-    """One step, without noise: `mask` is boolean `[T, P+T]`, records `[Hc, R, D]` or none, past k
-    and v by layer."""
+    """One step: `mask` is boolean `[T, P+T]`, records `[Hc, R, D]` or none, past k and v by
+    layer."""
 
     ids: Sequence[int]
     queries: Sequence[int]
@@ -38,17 +38,22 @@ class StepInput:
     none."""
     states: Sequence[Float] = ()
     """Running states before the step; none for those before any text."""
+    scale: float = 1.0
+    """Of the logits: one by the temperature."""
+    noise: Float | None = None
+    """Of sampling `[N, V]`, over the drafter's own vocabulary; without it the likeliest tokens come
+    out."""
 
     def feeds(self, spec: GraphSpec) -> dict[str, Array]:
         """Returns the step as the inputs of a graph of this spec: each array gets a batch of one in
-        front. There is no noise, so the likeliest tokens come out."""
+        front."""
         feeds: dict[str, Array] = {
             "ids": np.array([self.ids], np.int64),
             "positions": np.array([self.positions], np.int64),
             "queries": np.array(self.queries, np.int64),
             "mask": additive(self.mask)[None, None],
-            "scale": np.ones(1, np.float32),
-            "noise": np.zeros((1, 1, 1), np.float32),
+            "scale": np.full(1, self.scale, np.float32),
+            "noise": np.zeros((1, 1, 1), np.float32) if self.noise is None else self.noise[None],
         }
         if spec.records:
             feeds |= self._record_feeds(spec.records)
@@ -166,7 +171,10 @@ class TorchRunner:
     def step(self, step: StepInput) -> StepOutput:
         """One step."""
         parts = self.parts(step)
-        top = torch.from_numpy(parts.logits).log_softmax(-1).topk(self._top_k, dim=-1)
+        logits = parts.logits * np.float32(step.scale)
+        if step.noise is not None:
+            logits = logits + step.noise
+        top = torch.from_numpy(logits).log_softmax(-1).topk(self._top_k, dim=-1)
         return StepOutput(top.values.numpy(), top.indices.numpy(), parts.rows, parts.states)
 
 

@@ -15,6 +15,7 @@
     links WORK --bundle BUNDLE              # who drafts best over which link, for which target
     split WORK                              # train.jsonl for `moa-train`, held.jsonl for `trained`
     trained WORK TARGET DRAFTER --bundle B  # what a trained drafter guesses; one after another
+    drafts WORK TARGET DRAFTER              # what it drafts at a server, for `links --drafter NAME`
     mixture WORK                            # experts: a file of random weights, drafted and not
     tables WORK --out benchmarks/results
 
@@ -108,6 +109,9 @@ def parser() -> argparse.ArgumentParser:
     written.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     written.add_argument("--limit", type=int, default=0, help="prompts of each kind; 0: all")
     written.add_argument("--longest", type=int, default=0, help="tokens of a prompt; 0: any")
+    written.add_argument(
+        "--held-out", action="store_true", help="only to prompts that `split` holds out"
+    )
     written.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
     written.add_argument("--tokens", type=int, default=cuts.TOKENS, help="most of an answer")
     written.add_argument("--sessions", type=int, default=32, help="written side by side")
@@ -225,6 +229,12 @@ def parser() -> argparse.ArgumentParser:
     linked.add_argument("--bundle", type=Path, required=True)
     linked.add_argument("--prompts", type=int, default=10, help="of a cell")
     linked.add_argument("--tokens", type=int, default=48, help="of an answer")
+    linked.add_argument(
+        "--drafter",
+        default="",
+        metavar="NAME",
+        help="another drafter for the server, by the name that `drafts` knows it by",
+    )
 
     parted = _verb(verbs, "split", _split, "part answers: some to train with, some held out")
     parted.add_argument("--longest", type=int, default=320, help="tokens of prompt and answer")
@@ -236,6 +246,13 @@ def parser() -> argparse.ArgumentParser:
     learnt.add_argument(
         "--bundle", type=Path, help="of this drafter; without one it drafts as at a server"
     )
+    learnt.add_argument("--in-step", action="store_true", help="leave out late records, and none")
+
+    drafted = _verb(verbs, "drafts", _drafts, "a server's drafts by a trained drafter, for `links`")
+    drafted.add_argument("target", help="folder, hub id or GGUF file")
+    drafted.add_argument("drafter", type=Path, help="its folder, whose name `links` is told")
+    drafted.add_argument("--texts", type=int, default=12, help="of all kinds in turn")
+    drafted.add_argument("--tokens", type=int, default=48, help="of an answer")
 
     shown = _verb(verbs, "tables", _tables, "print, and with --out write, the tables")
     shown.add_argument("--out", type=Path, metavar="DIR")
@@ -283,6 +300,8 @@ def _answers(args: argparse.Namespace) -> None:
     )
     target = answers.opened(args.target, settings)
     every = _prompts(args.work)
+    if args.held_out:
+        every = [one for one in every if trained.is_held_out(one.key)]
     if args.longest:
         longest: int = args.longest
         every = [one for one in every if len(encoded(target.tokenizer, one)) <= longest]
@@ -347,7 +366,6 @@ def _guesses(args: argparse.Namespace) -> None:
     sibling = Sibling(args.bundle, threads=args.threads)
     acceptance.guess(
         sibling,
-        _prompts(args.work),
         Lines(args.work / "answers.jsonl"),
         Lines(args.work / "guesses.jsonl"),
     )
@@ -435,7 +453,7 @@ def _short_tasks(args: argparse.Namespace, count: int, *, longest: int = _SHORT)
         temperature = float(number % 2)
         ids = codec.plain(codec.chat(prompt.messages))
         if len(ids) <= longest and not prompt.tools:
-            sampling = answers.sampling_of(prompt, temperature)
+            sampling = answers.sampling_of(prompt.key, temperature)
             tasks.append(Task(answers.key_of(prompt, temperature), ids, args.tokens, sampling))
     return tasks
 
@@ -534,7 +552,8 @@ def _mixture(args: argparse.Namespace) -> None:
 
 
 def _links(args: argparse.Namespace) -> None:
-    links.measure(args.work, args.bundle, links.Settings(prompts=args.prompts, tokens=args.tokens))
+    settings = links.Settings(prompts=args.prompts, tokens=args.tokens, drafter=args.drafter)
+    links.measure(args.work, args.bundle, settings)
 
 
 def _split(args: argparse.Namespace) -> None:
@@ -547,10 +566,19 @@ def _split(args: argparse.Namespace) -> None:
     )
 
 
+def _need_held(work: Path) -> None:
+    if not (work / "held.jsonl").exists():
+        raise UsageError(f"no held-out answers in {work}", hint="run the verb `split` first")
+
+
 def _trained(args: argparse.Namespace) -> None:
-    if not (args.work / "held.jsonl").exists():
-        raise UsageError(f"no held-out answers in {args.work}", hint="run the verb `split` first")
-    trained.measure(args.target, args.drafter, args.bundle, args.work)
+    _need_held(args.work)
+    trained.measure(args.target, args.drafter, args.bundle, args.work, in_step=args.in_step)
+
+
+def _drafts(args: argparse.Namespace) -> None:
+    _need_held(args.work)
+    trained.draft(args.target, args.drafter, args.work, texts=args.texts, tokens=args.tokens)
 
 
 _Figures = Callable[[Lines], dict[str, Any]]

@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarks.kit.figures import table
 from benchmarks.kit.progress import Progress
-from benchmarks.real.answers import sampling_of
+from benchmarks.real.answers import sampling_of_answer
 from benchmarks.real.lines import Lines
-from benchmarks.real.prompts import KINDS, Prompt
+from benchmarks.real.prompts import KINDS
 from benchmarks.real.sibling import Sibling
 from moa.errors import UsageError
 
@@ -25,19 +25,16 @@ DEPTHS = (4, 10)
 """Tokens of a draft."""
 
 
-def guess(sibling: Sibling, prompts: Sequence[Prompt], answers: Lines, out: Lines) -> None:
+def guess(sibling: Sibling, answers: Lines, out: Lines) -> None:
     """The guesses along every answer that has none yet."""
-    by_key = {prompt.key: prompt for prompt in prompts}
     missing = [key for key in answers.found if key not in out]
     # Answers to one prompt together, prompts in an order that is as good as random.
     missing.sort(key=lambda key: (zlib.crc32(key.partition("@")[0].encode()), key))
     progress = Progress(len(missing), "answers")
     for key in missing:
         line = answers.found[key]
-        name, _, temperature = key.rpartition("@")
-        sampling = sampling_of(by_key[name], float(temperature))
         text = line["prompt"] + line["ids"]
-        found = sibling.guesses(text, len(line["prompt"]), sampling)
+        found = sibling.guesses(text, len(line["prompt"]), sampling_of_answer(key))
         out.add(
             key,
             variant=sibling.variant,

@@ -52,14 +52,20 @@ def key_of(prompt: Prompt, temperature: float) -> str:
     return f"{prompt.key}@{temperature:g}"
 
 
-def seed_of(prompt: Prompt) -> int:
-    """Another for each prompt, the same in every run."""
-    return sum(ord(letter) * 31**place for place, letter in enumerate(prompt.key)) % 2**31
+def seed_of(prompt: str) -> int:
+    """Another for each prompt, by its name, the same in every run."""
+    return sum(ord(letter) * 31**place for place, letter in enumerate(prompt)) % 2**31
 
 
-def sampling_of(prompt: Prompt, temperature: float) -> SamplingSettings:
-    """Greedy, or the noise of this prompt."""
+def sampling_of(prompt: str, temperature: float) -> SamplingSettings:
+    """Greedy, or the noise of the prompt of this name."""
     return SamplingSettings(temperature=temperature, seed=seed_of(prompt) if temperature else 0)
+
+
+def sampling_of_answer(key: str) -> SamplingSettings:
+    """With which an answer of this name was written."""
+    prompt, _, temperature = key.rpartition("@")
+    return sampling_of(prompt, float(temperature))
 
 
 def task_of(target: Target, prompt: Prompt, temperature: float, tokens: int) -> Task:
@@ -68,7 +74,7 @@ def task_of(target: Target, prompt: Prompt, temperature: float, tokens: int) -> 
         key=key_of(prompt, temperature),
         ids=encoded(target.tokenizer, prompt),
         tokens=tokens,
-        sampling=sampling_of(prompt, temperature),
+        sampling=sampling_of(prompt.key, temperature),
         stop=(FENCE_CLOSED,) if prompt.kind == "code" else (),
         grammar=Grammar.of_schema(prompt.schema) if prompt.schema is not None else None,
     )

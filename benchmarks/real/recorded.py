@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -41,7 +41,7 @@ from moa.target.contract import (
 from moa.target.registry import registered
 from moa.target.rows import Row, RowBatch
 from moa.target.slots import Slots
-from moa.tree import DraftTree
+from moa.tree import DraftTree, TreeShape
 
 _UNLIKELY = -4.0
 """Log-probability of a guess of which nothing is known: before and behind the answer."""
@@ -56,6 +56,10 @@ class Text:
     answer: list[int]
     tokens: list[list[int]]
     logp: list[list[float]]
+    drafts: list[list[int]] = field(default_factory=list)
+    """What another drafter drafts at a server, at every place."""
+    scores: list[list[float]] = field(default_factory=list)
+    """The log-probability of each of these drafts, as far as that token."""
 
     @cached_property
     def ids(self) -> list[int]:
@@ -63,18 +67,25 @@ class Text:
         return self.prompt + self.answer
 
 
-def texts(work: Path, count: int, tokens: int) -> list[Text]:
-    """So many greedy answers of at least so many tokens, of all kinds in turn."""
+def texts(work: Path, count: int, tokens: int, drafter: str = "") -> list[Text]:
+    """So many greedy answers of at least so many tokens, of all kinds in turn; only those along
+    which the drafter of this name has drafted, if one is named."""
     answers = Lines(work / "answers.jsonl")
     guesses = Lines(work / "guesses.jsonl")
+    drafts = Lines(work / "drafts.jsonl").found if drafter else {}
     check(answers, guesses)
     by_kind: dict[str, list[Text]] = {}
     for key, line in guesses.found.items():
         answer = answers.found[key]
         if not key.endswith("@0") or len(answer["ids"]) < tokens:
             continue
+        if drafter and f"{drafter} {key}" not in drafts:
+            continue
         kind = key.partition("/")[0]
         text = Text(kind, answer["prompt"], answer["ids"], line["tokens"], line["logp"])
+        if drafter:
+            drafted = drafts[f"{drafter} {key}"]
+            text = replace(text, drafts=drafted["tokens"], scores=drafted["scores"])
         by_kind.setdefault(kind, []).append(text)
     found: list[Text] = []
     place = 0
@@ -391,7 +402,7 @@ class RecordedDrafting:
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """The chains after these pending tokens."""
-        trees = [self._draft(request) for request in requests]
+        trees = [self.tree(request) for request in requests]
         levels = [
             min(request.shape.depth, len(tree))
             for request, tree in zip(requests, trees, strict=True)
@@ -399,24 +410,43 @@ class RecordedDrafting:
         time.sleep(self._level_seconds * max(levels))
         return trees
 
-    def _draft(self, request: DraftRequest) -> DraftTree:
+    def tree(self, request: DraftRequest) -> DraftTree:
+        """The chain after this pending token; only that token where the text is not known."""
+        tree = DraftTree([request.pending], [-1], [0.0])
         log = [*self.read[request.slot], request.pending]
         text = next((one for one in self._known if one.ids[: len(log)] == log), None)
-        tree = DraftTree([request.pending], [-1], [0.0])
-        if text is None:
-            return tree
-        place = len(log) - len(text.prompt)
+        if text is not None:
+            self.extend(tree, text, len(log) - len(text.prompt), request.shape)
+        return tree
+
+    def extend(self, tree: DraftTree, text: Text, place: int, shape: TreeShape) -> None:
+        """Add the guesses that follow so many tokens of an answer."""
         score = 0.0
         right = True
-        for level in range(min(request.shape.depth, request.shape.nodes)):
+        for level in range(min(shape.depth, shape.nodes)):
             at = place + level
             known = 0 <= at < len(text.tokens)
             token = text.tokens[at][0] if known and right else level
             score += text.logp[at][0] if known else _UNLIKELY
-            if level and score < request.shape.least:
+            if level and score < shape.least:
                 break
             tree.tokens.append(token)
             tree.parents.append(level)
             tree.scores.append(score)
             right = right and at < len(text.answer) and token == text.answer[at]
-        return tree
+
+
+class RecordedDrafts(RecordedDrafting):
+    """Another drafter at the server, which has drafted at every place of these texts."""
+
+    def extend(self, tree: DraftTree, text: Text, place: int, shape: TreeShape) -> None:
+        """Add its draft there."""
+        if not 0 <= place < len(text.drafts):
+            return
+        known = zip(text.drafts[place], text.scores[place], strict=True)
+        for level, (token, score) in enumerate(known):
+            if level == min(shape.depth, shape.nodes) or (level and score < shape.least):
+                break
+            tree.tokens.append(token)
+            tree.parents.append(level)
+            tree.scores.append(score)

@@ -17,18 +17,20 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, repeat
+from itertools import chain, product, repeat, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.kit.figures import table
 from benchmarks.kit.progress import Progress
 from benchmarks.real.acceptance import DEPTHS, standard_error
+from benchmarks.real.answers import sampling_of_answer
 from benchmarks.real.lines import Line, Lines, read
 from benchmarks.real.prompts import KINDS
 from export.agreement import Continuation, KeptRecords, Replay
@@ -40,7 +42,7 @@ from moa.drafters.registry import find
 from moa.drafters.taps import authors_taps
 from moa.errors import UsageError
 from moa.records import DTYPES, row_bytes
-from moa.sampling import SamplingSettings
+from moa.sampling import SamplingSettings, gumbel
 from moa.target.generate import Continued
 from moa.target.loading import load_model, read_facts, read_partial_target
 from moa.target.torch_target import Committed
@@ -48,7 +50,7 @@ from moa.text_stream import common_prefix
 from moa.training.data import Batch
 from moa.training.loop import fast_precision
 from moa.training.teacher import Teacher, TeacherOutput
-from moa.tree import TreeShape
+from moa.tree import DraftTree, TreeShape
 
 LATE = 8
 """Tokens by which records are late: a slow link's."""
@@ -76,8 +78,8 @@ class Parts(NamedTuple):
 
 
 def split(answers: Lines, *, longest: int, tokens: int) -> Parts:
-    """Answers of at most `longest` tokens with their prompts: the greedy ones to the prompts that
-    are held out, and of the others as many as have `tokens` together."""
+    """Answers of at most `longest` tokens with their prompts: all to the prompts that are held out,
+    and of the others as many as have `tokens` together."""
     train: list[Line] = []
     held: list[Line] = []
     seen = 0
@@ -85,17 +87,20 @@ def split(answers: Lines, *, longest: int, tokens: int) -> Parts:
     for key in sorted(answers.found, key=lambda key: zlib.crc32(key.encode())):
         answer = answers.found[key]
         ids = answer["prompt"] + answer["ids"]
-        prompt, _, temperature = key.rpartition("@")
         if len(ids) > longest:
             continue
         line = {"ids": ids, "prompt_tokens": len(answer["prompt"])}
-        if zlib.crc32(prompt.encode()) % _HELD_OUT == 0:
-            if float(temperature) == 0:
-                held.append({"key": key, **line})
+        if is_held_out(key.rpartition("@")[0]):
+            held.append({"key": key, **line})
         elif seen + len(ids) <= tokens:
             train.append(line)
             seen += len(ids)
     return Parts(train, held)
+
+
+def is_held_out(prompt: str) -> bool:
+    """Whether the training sees no answer to the prompt of this name."""
+    return zlib.crc32(prompt.encode()) % _HELD_OUT == 0
 
 
 def write_split(work: Path, parts: Parts) -> None:
@@ -126,6 +131,10 @@ class Chains:
 
     runner: Runner
     text: Continuation
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    words: int | NDArray[np.int64] = 0
+    """The target's ids of the tokens that the graph knows, or how many if it knows all: those that
+    sampling has noise for."""
 
     @property
     def ids(self) -> list[int]:
@@ -170,6 +179,7 @@ class Chains:
         count = stop - start
         keys = self.text.record_k
         values = self.text.record_v
+        greedy = self.sampling.greedy
         return StepInput(
             ids=self.ids[start:stop],
             queries=queries,
@@ -179,7 +189,14 @@ class Chains:
             record_k=None if keys is None else keys[:, :known],
             record_v=None if values is None else values[:, :known],
             feature_rows=range(start - 1, stop - 1),
+            scale=1.0 if greedy else 1.0 / self.sampling.temperature,
+            noise=None if greedy else self._noise([start + query + 1 for query in queries]),
         )
+
+    def _noise(self, positions: Sequence[int]) -> NDArray[np.float32]:
+        """That by which the target chooses at these positions."""
+        drawn = [gumbel(self.sampling.seed, position, self.words) for position in positions]
+        return np.stack(drawn).astype(np.float32)
 
     def reach(self, place: int, depth: int) -> int:
         """Of the graph's guesses, each behind right ones."""
@@ -218,6 +235,7 @@ class Drafts:
 
     drafting: Drafting
     text: Committed
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
     _slot: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -231,7 +249,7 @@ class Drafts:
         right = 0
         for size in sorted({min(size, depth) for size in (1, *DEPTHS)}):
             shape = TreeShape.chain(size, min_score=-math.inf)
-            request = DraftRequest(self._slot, ids[place], shape, SamplingSettings())
+            request = DraftRequest(self._slot, ids[place], shape, self.sampling)
             (tree,) = self.drafting.draft([request])
             drafted = tree.tokens[1:]  # without the pending token
             right = common_prefix(drafted, list(ids[place + 1 :]))
@@ -245,9 +263,12 @@ class Drafts:
         return {}
 
 
-def figures_of(guesser: Guesser, prompt: int, tokens: int) -> dict[str, Any]:
+def figures_of(
+    guesser: Guesser, prompt: int, tokens: int, *, in_step: bool = False
+) -> dict[str, Any]:
     """What is counted of a text of so many tokens, from its answer's first on, which comes with the
-    prompt. Drafts of several tokens are made where a round begins, of one everywhere."""
+    prompt. Drafts of several tokens are made where a round begins, of one everywhere. Where the
+    device is always `in_step`, no record is late."""
     reach: list[int] = []
     begins = dict.fromkeys(DEPTHS, prompt)  # where the next round of drafts so deep does
     for place in range(prompt, tokens - 1):
@@ -255,10 +276,14 @@ def figures_of(guesser: Guesser, prompt: int, tokens: int) -> dict[str, Any]:
         reach.append(guesser.reach(place, max(DEPTHS) if beginning else 1))
         for depth in beginning:
             begins[depth] = place + min(reach[-1], depth) + 1
+    if in_step:
+        return {"reach": reach}
     return {"reach": reach, **guesser.behind(prompt)}
 
 
-def measure(target: str, folder: Path, bundle: Path | None, work: Path) -> None:
+def measure(
+    target: str, folder: Path, bundle: Path | None, work: Path, *, in_step: bool = False
+) -> None:
     """What is known of the drafter in `folder`, and its guesses along every text that has none
     yet."""
     out = Lines(work / "trained.jsonl")
@@ -277,18 +302,23 @@ def measure(target: str, folder: Path, bundle: Path | None, work: Path) -> None:
     known = KnownTexts(target, work / STATES)
     progress = Progress(len(texts), "texts")
     runner: OrtRunner | None = None
+    words: int | NDArray[np.int64] = 0
     if source is not None and opened is not None:
         variant = opened.variant(opened.manifest.default_variant)
         runner = OrtRunner(opened.path(variant.model), source.spec)
+        own_words = opened.draft_to_target()
+        words = opened.manifest.vocabulary.target if own_words is None else own_words
     for line in texts:
         ids = line["ids"]
         text = known.of(line["key"], ids, drafter)
+        sampling = sampling_of_answer(line["key"])
         guesser: Guesser
         if runner is None:
-            guesser = Drafts(drafter.drafting(slots=1, capacity=len(ids)), text)
+            guesser = Drafts(drafter.drafting(slots=1, capacity=len(ids)), text, sampling)
         else:
-            guesser = Chains(runner, continuation(drafter, text, line["prompt_tokens"]))
-        found = figures_of(guesser, line["prompt_tokens"], len(ids))
+            kept = continuation(drafter, text, line["prompt_tokens"])
+            guesser = Chains(runner, kept, sampling, words)
+        found = figures_of(guesser, line["prompt_tokens"], len(ids), in_step=in_step)
         out.add(f"{name} {line['key']}", drafter=name, text=line["key"], **found)
         progress.step()
 
@@ -315,6 +345,63 @@ def _about(folder: Path, drafter: Drafter, bundle: Bundle | None) -> dict[str, A
     if bundle is not None:
         about["bundle_bytes"] = sum(entry.size for entry in bundle.manifest.files.values())
     return about
+
+
+@dataclass
+class PlaceDrafts:
+    """What a server's drafter drafts at each place of an answer."""
+
+    tokens: list[list[int]] = field(default_factory=list)
+    scores: list[list[float]] = field(default_factory=list)
+    """The log-probability of each whole draft so far."""
+
+    def add(self, tree: DraftTree) -> None:
+        """At the next place, without the pending token."""
+        self.tokens.append(tree.tokens[1:])
+        self.scores.append([round(score, 3) for score in tree.scores[1:]])
+
+
+SERVER_DRAFT = TreeShape.chain(16, min_score=-4.0)
+"""As deep as a verifier drafts a stream, and until it is as unlikely to go on."""
+
+
+def drafts_along(drafting: Drafting, text: Committed, prompt: int, places: int) -> PlaceDrafts:
+    """Chains behind the prompt and behind each token of the answer, at so many places, with the
+    newest states: those of all tokens but the pending one."""
+    found = PlaceDrafts()
+    slot = drafting.open()
+    ids = list(text.tokens)
+    for place in range(prompt - 1, min(prompt - 1 + places, len(ids))):
+        read = drafting.known(slot)
+        drafting.observe(slot, ids[read:place], text.part(read, place))
+        request = DraftRequest(slot, ids[place], SERVER_DRAFT, SamplingSettings())
+        (tree,) = drafting.draft([request])
+        found.add(tree)
+    drafting.close(slot)
+    return found
+
+
+def draft(target: str, folder: Path, work: Path, *, texts: int, tokens: int) -> None:
+    """What the drafter in `folder` drafts at a server along the first `tokens` tokens of greedy
+    answers that are held out, kind by kind in turn: for `links`, which looks it up."""
+    out = Lines(work / "drafts.jsonl")
+    by_kind: dict[str, list[Line]] = {}
+    for line in read(work / "held.jsonl"):
+        if line["key"].endswith("@0") and len(line["ids"]) - line["prompt_tokens"] >= tokens:
+            by_kind.setdefault(line["key"].partition("/")[0], []).append(line)
+    chosen = [line for some in zip_longest(*by_kind.values()) for line in some if line][:texts]
+    drafter = _in_torch(target, folder)
+    known = KnownTexts(target, work / STATES)
+    progress = Progress(len(chosen), "texts")
+    for line in chosen:
+        key = f"{folder.name} {line['key']}"
+        if key not in out:
+            ids = line["ids"]
+            text = known.of(line["key"], ids, drafter)
+            drafting = drafter.drafting(slots=1, capacity=len(ids))
+            found = drafts_along(drafting, text, line["prompt_tokens"], tokens)
+            out.add(key, drafter=folder.name, text=line["key"], **vars(found))
+        progress.step()
 
 
 def continuation(drafter: Drafter, text: Committed, prompt: int) -> Continuation:
@@ -428,7 +515,8 @@ SIBLING = "the sibling"
 def figures(held: Sequence[Line], guessed: Lines, found: Lines, train: Sequence[Line]) -> Any:
     """By kind of text and drafter, each over the texts along which it has guessed."""
     drafters = [line for line in found.found.values() if "text" not in line]
-    cells: dict[tuple[str, str], list[dict[str, float]]] = {}
+    temperatures: set[float] = set()
+    cells: dict[tuple[str, float, str], list[dict[str, float]]] = {}
     for text in held:
         key = text["key"]
         lines = [found.found.get(f"{about['drafter']} {key}") for about in drafters]
@@ -441,23 +529,28 @@ def figures(held: Sequence[Line], guessed: Lines, found: Lines, train: Sequence[
         if len(right) <= LATE:
             continue  # too short to tell
         kind = key.partition("/")[0]
-        cells.setdefault((kind, SIBLING), []).append(_of_reach(_reach(right)))
+        temperature = float(key.rpartition("@")[2])
+        temperatures.add(temperature)
+        cells.setdefault((kind, temperature, SIBLING), []).append(_of_reach(_reach(right)))
         for about, line in zip(drafters, lines, strict=True):
             if line is None:
                 continue
             one = _of_reach(line["reach"])
             one |= {name: statistics.fmean(line[name]) for name in _BEHIND if line.get(name)}
-            cells.setdefault((kind, about["drafter"]), []).append(one)
+            cells.setdefault((kind, temperature, about["drafter"]), []).append(one)
+    names = [SIBLING, *(about["drafter"] for about in drafters)]
     runs = []
-    for kind in KINDS:
-        for name in (SIBLING, *(about["drafter"] for about in drafters)):
-            if texts := cells.get((kind, name)):
-                run: dict[str, Any] = {"kind": kind, "drafter": name, "texts": len(texts)}
-                for figure in texts[0]:
-                    values = [one[figure] for one in texts]
-                    run[figure] = statistics.fmean(values)
-                    run[f"{figure}_se"] = standard_error(values)
-                runs.append(run)
+    for cell in product(KINDS, sorted(temperatures), names):
+        if texts := cells.get(cell):
+            run: dict[str, Any] = dict(zip(("kind", "temperature", "drafter"), cell, strict=True))
+            run["texts"] = len(texts)
+            # Of texts that were measured in step alone the others are not known.
+            known = [name for name in texts[0] if all(name in one for one in texts)]
+            for figure in known:
+                values = [one[figure] for one in texts]
+                run[figure] = statistics.fmean(values)
+                run[f"{figure}_se"] = standard_error(values)
+            runs.append(run)
     return {
         "drafters": drafters,
         "learnt": {
@@ -502,7 +595,7 @@ def _rounds_of(reach: Sequence[int], depth: int) -> int:
 
 def tables(result: Mapping[str, Any]) -> str:
     """Right guesses by kind and drafter, and what each costs."""
-    header = ["text", "drafter", "texts", "right, newest record"]
+    header = ["text", "T", "drafter", "texts", "right, newest record"]
     header += [f"tokens a round, drafts of {depth}" for depth in DEPTHS]
     header += [f"right, records {LATE} tokens late", "right alone"]
     without_records = {SIBLING}
@@ -511,7 +604,8 @@ def tables(result: Mapping[str, Any]) -> str:
             without_records.add(about["drafter"])
     rows = []
     for run in result["runs"]:
-        cells = [run["kind"], run["drafter"], run["texts"], _share(run, "right")]
+        cells = [run["kind"], f"{run['temperature']:g}", run["drafter"], run["texts"]]
+        cells.append(_share(run, "right"))
         cells += [_won(run, f"won_{depth}") for depth in DEPTHS]
         # Without records guesses are the same in all three cases.
         names = ["right", "right"] if run["drafter"] in without_records else list(_BEHIND)

@@ -6,6 +6,7 @@ import functools
 import gzip
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -31,14 +32,20 @@ from benchmarks.real.faults import Restarted
 from benchmarks.real.lines import Lines, read
 from benchmarks.real.passing import code_of, passes
 from benchmarks.real.prompts import Prompt, all_prompts, as_line
-from benchmarks.real.recorded import RecordedDrafting, RecordedGraph, RecordedTarget, Text
+from benchmarks.real.recorded import (
+    RecordedDrafting,
+    RecordedDrafts,
+    RecordedGraph,
+    RecordedTarget,
+    Text,
+)
 from benchmarks.real.sibling import Sibling
 from benchmarks.real.writing import Task, write
 from export.cli import main as export
 from moa import demo
 from moa.bundle import Bundle
 from moa.drafters.contract import DraftRequest
-from moa.errors import UsageError, run_cli
+from moa.errors import MoaError, UsageError, run_cli
 from moa.graph.drafter import OnnxDrafter, run
 from moa.graph.load import LoadedGraph
 from moa.sampling import SamplingSettings
@@ -371,6 +378,19 @@ def test_a_recorded_pair_says_and_guesses_what_was_recorded(pair: Path) -> None:
     drafting.read[slot] = text.prompt[:-1]
     (tree,) = drafting.draft([DraftRequest(slot, 7, shape, SamplingSettings())])
     assert tree.tokens == [7, 9, 11, 13]
+    drafts = [[9, 12], [11], [], [14]]
+    scores = [[-0.5, -3.0], [-0.2], [], [-0.1]]
+    drafted = [other, replace(text, drafts=drafts, scores=scores)]
+    others = RecordedDrafts(drafted, level_seconds=0.0)
+    slot = others.open()
+    others.read[slot] = text.prompt[:-1]
+    made_trees = []
+    for pending, wanted in ((7, shape), (7, replace(shape, least=-1.0)), (9, shape), (11, shape)):
+        if pending != 7:
+            others.read[slot] = text.ids[: text.ids.index(pending)]
+        (tree,) = others.draft([DraftRequest(slot, pending, wanted, SamplingSettings())])
+        made_trees.append(tree.tokens)
+    assert made_trees == [[7, 9, 12], [7, 9], [9, 11], [11]]
 
 
 def test_every_way_over_a_link_gives_the_recorded_text(pair: Path, tmp_path: Path) -> None:
@@ -380,11 +400,38 @@ def test_every_way_over_a_link_gives_the_recorded_text(pair: Path, tmp_path: Pat
         ids = [10 + number, *range(20, 30)]
         known.add(f"code/{number}@0", prompt=[5, 6 + number], ids=ids, finish="length")
         guessed.add(f"code/{number}@0", tokens=[[i, 3] for i in ids], logp=[[-0.1, -4.0]] * 11)
-    settings = links.Settings(prompts=2, tokens=10, links=("wifi",), steps_ms=(10.0,), step_ms=1.0)
-    links.measure(tmp_path, pair / "out" / "bundle", settings)
-    result = links.figures(Lines(tmp_path / "links.jsonl"))
-    assert {run["way"] for run in result["runs"]} == set(links.WAYS)
-    assert "auto" in links.tables(result)
+    drafts = [[token] for token in (10, *range(20, 29))]
+    Lines(tmp_path / "drafts.jsonl").add("states code/0@0", tokens=drafts, scores=[[-0.1]] * 10)
+    usual = links.Settings(prompts=2, tokens=10, links=("wifi",), steps_ms=(10.0,), step_ms=1.0)
+    ways = {*links.WAYS, "server-drafted, states"}
+    # Of the drafter's drafts along the second text nothing is known.
+    for drafter, texts_of, names in (("", 2, set(links.WAYS)), ("states", 1, ways)):
+        work = tmp_path / (drafter or "usual")
+        work.mkdir()
+        for name in ("answers", "guesses", "drafts"):
+            shutil.copy(tmp_path / f"{name}.jsonl", work)
+        links.measure(work, pair / "out" / "bundle", replace(usual, drafter=drafter))
+        lines = Lines(work / "links.jsonl")
+        result = links.figures(lines)
+        assert {run["way"] for run in result["runs"]} == names
+        (cell,) = lines.found.values()
+        for run_ in cell["runs"].values():
+            assert [len(gaps) for gaps in run_["gaps_ms"]] == [9] * texts_of
+        said = links.tables(result)
+        assert "auto" in said
+        assert "99th percentile" in said
+    with pytest.raises(MoaError, match="no greedy answers"):
+        links.measure(tmp_path, pair / "out" / "bundle", replace(usual, drafter="another"))
+
+
+def test_a_reader_waits_for_the_first_token_and_for_the_slowest_ones() -> None:
+    waits = links._waits([100.0, 300.0], [[0.0] * 90 + [50.0] * 10, [0.0] * 100])
+    assert waits["first_ms"] == 200.0
+    assert waits["first_ms_se"] == 100.0
+    assert waits["p95_ms"] < 50.0  # ten of 200 gaps
+    assert waits["p99_ms"] == 50.0
+    assert waits["p95_ms_se"] > 0  # one text alone has none of them
+    assert waits["texts"] == 2
 
 
 def test_a_fixed_shape_gives_one_text_alone_and_among_others(tmp_path: Path) -> None:

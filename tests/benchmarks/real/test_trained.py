@@ -18,20 +18,24 @@ from benchmarks.baselines.eagle3 import eagle3_config, new_eagle3, save_eagle3
 from benchmarks.baselines.presets import NO_RECORDS
 from benchmarks.real import trained
 from benchmarks.real.__main__ import main
+from benchmarks.real.answers import sampling_of_answer
 from benchmarks.real.lines import Lines, read
 from export.agreement import Continuation, Replay, make_traces, offline
 from export.cli import main as export
-from export.runner import TorchRunner
+from export.runner import StepInput, StepOutput, TorchRunner
 from export.source import Source, load_source
+from moa.bundle import Bundle
 from moa.drafters.attention.config import AttentionConfig
 from moa.drafters.attention.model import new_attention
 from moa.drafters.contract import Drafter, DraftRequest
 from moa.drafters.states.config import StateDrafterConfig
 from moa.drafters.states.model import StateDrafter
 from moa.errors import UsageError
+from moa.graph.drafter import run
+from moa.graph.load import LoadedGraph
 from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import save_drafter
-from moa.sampling import SamplingSettings
+from moa.sampling import SamplingSettings, choose, gumbel
 from moa.target.loading import LoadedModel, load_model
 from moa.target.torch_target import Committed, Target
 from moa.training.cli import main as train
@@ -143,6 +147,38 @@ def test_alone_agrees_with_what_a_bundle_says_of_its_drafter(
     assert np.mean(alone[4:8]) == pytest.approx(said.agreement[3])
 
 
+class Remembers:
+    """Keeps its steps."""
+
+    def __init__(self, source: Source) -> None:
+        self.runner = TorchRunner(source, 4)
+        self.spec = source.spec
+        self.steps: list[StepInput] = []
+
+    def step(self, step: StepInput) -> StepOutput:
+        self.steps.append(step)
+        return self.runner.step(step)
+
+
+def test_sampled_guesses_have_the_noise_of_the_place_that_they_are_for(known: Known) -> None:
+    """So the target would choose, had it the drafter's logits."""
+    sampling = SamplingSettings(temperature=2.0, seed=11)
+    runner = Remembers(known.source)
+    words = known.source.vocabulary
+    sampled = trained.Chains(runner, known.trace, sampling, words)
+    places = range(PROMPT, len(TEXT) - 1)
+    for place in places:
+        guess = next(sampled.guesses(place, place))
+        step = runner.steps[-1]
+        assert step.scale == 0.5
+        assert step.noise is not None
+        assert step.noise[0] == pytest.approx(gumbel(11, place + 1, words), rel=1e-5)
+        assert guess == choose(runner.runner.parts(step).logits[0], sampling, place + 1)
+    # Those of later steps, which have several tokens, have theirs.
+    whole = list(sampled.guesses(PROMPT, PROMPT))
+    assert whole == [next(sampled.guesses(PROMPT, place)) for place in places]
+
+
 class Counts:
     """Guesses the number after each, but behind a multiple of 5 a zero."""
 
@@ -167,6 +203,8 @@ def test_a_draft_is_right_as_far_as_its_guesses_are(known: Known, chains: traine
     assert found["reach"][:4] == [2, 1, 0, 4]
     assert found["late"] == [True, False, True]  # behind 11, 15, 19
     assert found["alone"][:3] == [True, True, False]
+    in_step = trained.figures_of(counting, 2, len(text), in_step=True)
+    assert in_step == {"reach": found["reach"]}
 
 
 def answers(work: Path) -> Lines:
@@ -189,7 +227,8 @@ def test_no_prompt_is_both_learnt_and_held_out(tmp_path: Path) -> None:
     assert parts.held
     held = {tuple(line["ids"][:3]) for line in parts.held}
     assert held.isdisjoint(tuple(line["ids"][:3]) for line in parts.train)
-    assert all(line["key"].endswith("@0") for line in parts.held)
+    assert len(parts.held) == 2 * len(held)
+    assert all(trained.is_held_out(line["key"].partition("@")[0]) for line in parts.held)
     assert len(parts.train) == 2 * (12 - len(held))
     assert trained.split(lines, longest=16, tokens=10**6) == ([], [])
     few = trained.split(lines, longest=17, tokens=40)
@@ -233,14 +272,26 @@ def test_guesses_without_records_are_counted_once(
         answer = line["ids"][line["prompt_tokens"] :]
         guessed.add(line["key"], tokens=[[0]] * len(answer), logp=[[-0.1]] * len(answer))
     assert main(["trained", str(work), str(path), str(out), "--bundle", str(bundle)]) == 0
-    for line in Lines(work / "trained.jsonl").found.values():
+    found = Lines(work / "trained.jsonl").found
+    for line in found.values():
         assert not {"late", "alone"} & set(line)
+    device = LoadedGraph.load(Bundle.open(bundle)).drafter()
+    for line in read(work / "held.jsonl"):
+        ids = line["ids"]
+        sampling = sampling_of_answer(line["key"])
+        right = [
+            run(device.guess(ids[: place + 1], sampling)) == ids[place + 1]
+            for place in range(line["prompt_tokens"], len(ids) - 1)
+        ]
+        assert [reach > 0 for reach in found[f"independent {line['key']}"]["reach"]] == right
     capsys.readouterr()
     assert main(["tables", str(work)]) == 0
     printed = capsys.readouterr().out.splitlines()
-    (row,) = (line.split(" | ") for line in printed if line.startswith("| code | independent |"))
-    assert row[-2] == row[-1].removesuffix(" |") == row[3]
-    assert "±" in row[3]
+    for temperature in (0, 1):
+        begins = f"| code | {temperature} | independent |"
+        (row,) = (line.split(" | ") for line in printed if line.startswith(begins))
+        assert row[-2] == row[-1].removesuffix(" |") == row[4]
+        assert "±" in row[4]
 
 
 def test_drafts_of_a_server_are_counted_with_the_newest_states(tmp_path: Path) -> None:
@@ -263,6 +314,25 @@ def test_drafts_of_a_server_are_counted_with_the_newest_states(tmp_path: Path) -
         drafts = trained.Drafts(drafting, mine)
         assert drafts.reach(PROMPT, 10) == min(wrong, 10)
         drafts.behind(PROMPT)
+
+
+def test_a_server_drafts_at_every_place_with_the_states_of_all_before_it(tmp_path: Path) -> None:
+    path = save_tiny("qwen2", tmp_path / "target", num_hidden_layers=8)
+    loaded = load_model(path)
+    torch.manual_seed(3)
+    config = StateDrafterConfig.for_target(loaded.facts)
+    drafter = StateDrafter.new(config, SharedWeights.of(loaded.model)).eval()
+    text = trained.KnownTexts(str(path), tmp_path / "states").of("a", TEXT, drafter)
+    found = trained.drafts_along(drafter.drafting(slots=1, capacity=64), text, PROMPT, 5)
+    assert len(found.tokens) == len(found.scores) == 5
+    for at, place in enumerate(range(PROMPT - 1, PROMPT + 4)):
+        drafting = drafter.drafting(slots=1, capacity=64)
+        slot = drafting.open()
+        drafting.observe(slot, TEXT[:place], text.part(0, place))
+        request = DraftRequest(slot, TEXT[place], trained.SERVER_DRAFT, SamplingSettings())
+        (tree,) = drafting.draft([request])
+        assert found.tokens[at] == tree.tokens[1:]
+        assert found.scores[at] == pytest.approx(tree.scores[1:], abs=1e-2)
 
 
 def test_from_answers_to_a_table_of_a_trained_drafter(
@@ -293,6 +363,12 @@ def test_from_answers_to_a_table_of_a_trained_drafter(
     at_server = tmp_path / "eagle"
     eagle_beside(target, at_server)
     assert main(["trained", str(work), target, str(at_server)]) == 0
+    for _ in range(2):
+        drafts = ["drafts", str(work), target, str(out), "--texts", "2", "--tokens", "9"]
+        assert main(drafts) == 0
+    drafted = list(read(work / "drafts.jsonl"))
+    assert len(drafted) == len(set(held_prompts(work)))
+    assert all(len(line["tokens"]) == 9 and line["key"].endswith("@0") for line in drafted)
     found = Lines(work / "trained.jsonl")
     names = ["drafter", "eagle"]
     assert set(found.found) == {
@@ -306,7 +382,9 @@ def test_from_answers_to_a_table_of_a_trained_drafter(
     assert main(["tables", str(work), "--out", str(tmp_path / "tables")]) == 0
     printed = capsys.readouterr().out
     # Of 13 guesses of the sibling 7 are right.
-    assert f"| code | the sibling | {len(prompts)} | 53.8 ± 0.0 %" in printed
-    assert f"| code | eagle | {len(prompts)} |" in printed
+    for temperature in (0, 1):
+        row = f"| code | {temperature} |"
+        assert f"{row} the sibling | {len(prompts)} | 53.8 ± 0.0 %" in printed
+        assert f"{row} eagle | {len(prompts)} |" in printed
     assert f"{2 * 17 * (12 - len(prompts))}; prompts of these texts" in printed
     assert (tmp_path / "tables" / "real_trained.md").exists()
