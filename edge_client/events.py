@@ -120,6 +120,8 @@ class AnswerSoFar:
         self.trouble: Link | None = None
         """The state of the link that says why some of it is not verified, if that is so; None where
         nothing was said of the link."""
+        self.was_away = False
+        """Whether the verifier was away meanwhile, and not only late."""
         self.done: Done | None = None
 
     def copy(self) -> AnswerSoFar:
@@ -132,6 +134,7 @@ class AnswerSoFar:
         same.final = self.final
         same.logprobs = dict(self.logprobs)
         same.trouble = self.trouble
+        same.was_away = self.was_away
         same.done = self.done
         return same
 
@@ -173,6 +176,7 @@ class AnswerSoFar:
         was_down = self.trouble is not None and self.trouble.state not in ("online", *OVERDUE)
         if not (is_back and was_down and "provisional" in self.statuses):
             self.trouble = link
+        self.was_away |= link.state in ("offline", "refused")
 
     @property
     def unverified(self) -> int:

@@ -305,6 +305,7 @@ class OfflineCheck:
     async def _online(self) -> None:
         """Wait for the verifier. Raises its refusal."""
         while self._is_away:
+            self._told.was_away = True
             try:
                 await self._client.wait_online()
             except LinkError:
@@ -368,7 +369,7 @@ class OfflineCheck:
         line."""
         self.phase = "goes on"
         if self._printed is None:
-            back = "" if self._current.is_loaded else " is back, and"
+            back = " is back, and" if self._told.was_away else ""
             self._say(Text(f"{self._who_verifies}{back} {what}:", "yellow"))
             self._printed = self._told.text_of()[:characters].rfind("\n") + 1
 
@@ -405,7 +406,7 @@ class OfflineCheck:
     def _over(self, done: Done) -> None:
         """Say that all of the answer is verified now: as it was, or as it was corrected."""
         if self._printed is None and self._current.begun + done.text == self._before:
-            back = "checked" if self._current.is_loaded else f"{self._who_verifies} is back"
+            back = f"{self._who_verifies} is back" if self._told.was_away else "checked"
             self._say(Text(f"{back}: {self._name} is the target's own", "dim"))
             return
         if self._printed is None:

@@ -40,8 +40,6 @@ class WrittenAnswer:
         self.message = message
         self.told = told
         self.is_wanted = is_wanted
-        self.is_loaded = False
-        """Whether it was written in another chat: the verifier need not have been away in this."""
         self._grammar = grammar
         self._opening = dialogue.opening()
         self._changes = dict(dialogue.changes)
@@ -60,15 +58,13 @@ class WrittenAnswer:
         text = saved.message["content"]
         told = _told_of(text, codec, saved.verified_characters)
         is_same = told.text_of() == text
-        answer = cls(
+        return cls(
             dialogue,
             saved.message,
             told,
             grammar=grammar,
             is_wanted=saved.is_wanted and is_same,
         )
-        answer.is_loaded = True
-        return answer
 
     @property
     def saved(self) -> Unverified:

@@ -401,8 +401,10 @@ class Scripts(Scripted):
 def written_alone(dialogue: Dialogue, question: str) -> WrittenAnswer:
     dialogue.take(question)
     told = AnswerSoFar()
-    for event in (Prompt(ids=[1]), token(1, "alone", "provisional"), done("alone", verified=False)):
-        told.take(event)
+    told.take(Prompt(ids=[1]))
+    told.take(Link(state="offline"))
+    told.take(token(1, "alone", "provisional"))
+    told.take(done("alone", verified=False))
     return WrittenAnswer(dialogue, dialogue.answered("alone"), told)
 
 
@@ -688,9 +690,11 @@ async def test_an_end_that_the_device_had_not_written_is_no_correction() -> None
 
 
 @pytest.mark.parametrize("text", ["alone", "another"])
-async def test_of_an_answer_that_was_loaded_nobody_is_said_to_be_back(text: str) -> None:
+async def test_who_was_only_late_is_not_said_to_be_back(text: str) -> None:
+    """Nor who was never away in this chat, because the answer was loaded."""
     answer = written_alone(Dialogue(ClientSettings()), "one")
-    answer.is_loaded = True
+    answer.told.was_away = False
+    answer.told.take(Link(state="late"))
     kept = (token(1, "", "provisional"), Confirm(start=1, stop=2))
     replaced = (Retract(start=1, stop=2, characters=0), token(1, text, "verified"))
     events = kept if text == "alone" else (kept[0], *replaced)
