@@ -8,7 +8,6 @@ and must have been true, and alive.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -23,9 +22,9 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from edge_client.tools.emulated_network import LinkProxy
 from moa.process.listening import Port
 from tests.clients.conftest import CHROMIUM, PATIENCE, visits
+from tests.clients.real_pair import Link
 
 pytest.importorskip("playwright.sync_api", reason="needs `make clients`")
 from tests.clients.test_browser import STORY, ask, picture
@@ -76,36 +75,6 @@ STOP = """() => {
   document.querySelector("#stop").click();
   return true;
 }"""
-
-
-class Link:
-    """An emulated link to an endpoint, in a thread."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._loop = asyncio.new_event_loop()
-        self._over = asyncio.Event()
-        self._up = threading.Event()
-        self._link: LinkProxy | None = None
-        self.port = 0
-
-    def __enter__(self) -> Link:
-        threading.Thread(target=self._loop.run_until_complete, args=(self._run(),)).start()
-        assert self._up.wait(PATIENCE)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._over.set)
-
-    async def _run(self) -> None:
-        async with LinkProxy("127.0.0.1", self._target) as self._link:
-            self.port = self._link.port
-            self._up.set()
-            await self._over.wait()
-
-    def does(self, what: str) -> None:
-        """`go_down`, `go_silent` or `restore`."""
-        self._loop.call_soon_threadsafe(getattr(self._link, what))
 
 
 @contextlib.contextmanager

@@ -13,11 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,17 +26,24 @@ import pytest
 
 from moa.process.listening import Port
 from tests.clients.conftest import CHROMIUM, visits
+from tests.clients.real_pair import (
+    BUNDLE,
+    CUTS,
+    MOST,
+    TARGET,
+    Link,
+    Program,
+    pasted,
+    running,
+    target,
+    what_is,
+)
 
 pytest.importorskip("playwright.sync_api", reason="needs `make clients`")
 from tests.clients.test_browser import ask, picture
-from tests.clients.test_hour import LIFE, STOP, WATCH, WIDTH, Link, asked_by_programs, begun
+from tests.clients.test_hour import LIFE, STOP, WATCH, WIDTH, asked_by_programs, begun
 
-TARGET = os.environ.get("MOA_TARGET", "")
-BUNDLE = os.environ.get("MOA_BUNDLE", "")
-CUTS = [float(seconds) for seconds in os.environ.get("MOA_CUTS", "5,30,120").split(",")]
 TURNS = os.environ.get("MOA_TURNS", "")
-MOST = 900.0
-"""Seconds that anything may take: a long prompt on a busy machine."""
 LOOK = 8.0
 """Seconds between two pictures of an answer that is under way."""
 BUSY = 1.5
@@ -74,99 +77,16 @@ pytestmark = [
 ]
 
 
-class Program:
-    """One of ours, as its user starts it."""
-
-    def __init__(self, module: str, command: list[str], ready: str) -> None:
-        """`ready` is in the line that it prints when it can be used."""
-        self._module = module
-        self._command = command
-        self._ready = ready
-        self._process: subprocess.Popen[str] | None = None
-        self._up = threading.Event()
-        self._reading: list[threading.Thread] = []
-
-    def start(self) -> None:
-        program = f"from {self._module} import main; main()"
-        self._up.clear()
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", program, *self._command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        reading = threading.Thread(target=self._read, args=(self._process,), daemon=True)
-        reading.start()
-        self._reading.append(reading)
-
-    def wait(self) -> None:
-        assert self._up.wait(MOST)
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def end(self) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        for reading in self._reading:
-            reading.join(60)
-
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
-                print(f"  {self._module}: {line.rstrip()[:200]}", flush=True)
-                if self._ready in line:
-                    self._up.set()
-
-
-@contextlib.contextmanager
-def running(program: Program) -> Iterator[Program]:
-    program.start()
-    try:
-        program.wait()
-        yield program
-    finally:
-        program.end()
-
-
 @contextlib.contextmanager
 def pair() -> Iterator[tuple[Program, Link, str]]:
     """The target's verifier, the link to it, and the address of the device's endpoint."""
-    with Port("127.0.0.1", 0) as port, Port("127.0.0.1", 0) as endpoint:
-        numbers = port.number, endpoint.number
-    serve = ["serve", "--log-level", "warning", "--target", TARGET, "--port", str(numbers[0])]
-    verifier = Program("cloud_verifier.cli", serve, "listening on")
-    with running(verifier), Link(numbers[0]) as link:
+    with Port("127.0.0.1", 0) as endpoint:
+        number = endpoint.number
+    with target() as (verifier, link):
         device = ["serve", "--bundle", BUNDLE, "--verifier", f"ws://127.0.0.1:{link.port}"]
-        device += ["--port", str(numbers[1])]
+        device += ["--port", str(number)]
         with running(Program("edge_client.cli", device, "chat page and API at")):
-            yield verifier, link, f"http://127.0.0.1:{numbers[1]}"
-
-
-def what_is(thing: str) -> str:
-    """A question whose answer ends: asked for stories, a small coder says one sentence for ever."""
-    return f"What is {thing}, and when is it used? Answer in three sentences."
-
-
-def pasted() -> str:
-    """About 4,000 tokens."""
-    chosen = random.Random(4).choice
-    ships = ["Vega", "Altair", "Deneb", "Rigel"]
-    goods = ["apples", "lamps", "pens", "bricks"]
-    ports = ["Oslo", "Riga", "Porto", "Genoa"]
-    days = [
-        f"Day {day}: the ship {chosen(ships)} carried {day * 7 % 90} crates of {chosen(goods)} "
-        f"to {chosen(ports)}."
-        for day in range(1, 186)
-    ]
-    return "\n".join(["Which ship sailed on day 17? Answer in one sentence.", *days])
+            yield verifier, link, f"http://127.0.0.1:{number}"
 
 
 @dataclass
