@@ -214,10 +214,10 @@ class OfflineCheck:
             stays = self._as_it_was if self.phase == "goes on" else f"{self._name} stays unverified"
             why = DeviceError.of("the check", error).line()
             self._say(Text(f"{stays}: {why}", style="yellow"))
-        finally:
+        finally:  # also where nothing could be said of it
             ticking.cancel()
-        self.phase = "over"
-        self._changed()
+            self.phase = "over"
+            self._changed()
 
     def _note_what_is_confirmed(self) -> None:
         """Note which tokens of the answer as it was written the check has confirmed so far."""

@@ -703,6 +703,24 @@ async def test_who_was_only_late_is_not_said_to_be_back(text: str) -> None:
     assert said[0] == (first if text == "alone" else "the verifier corrects the last answer:")
 
 
+async def test_a_check_that_can_say_nothing_is_not_said_to_go_on() -> None:
+    """ "checking the last answer" stood below the prompt for as long as the chat did."""
+    answer = written_alone(Dialogue(ClientSettings()), "one")
+
+    def say(line: Text) -> None:
+        raise OSError("the terminal is gone")
+
+    client: Any = SimpleNamespace(link=SimpleNamespace(up=True), settings=ClientSettings())
+    scripted: Any = Scripts(*BEING_CORRECTED, done("right"))
+    check = OfflineCheck(client, scripted, [answer], say=say)
+    check.start()
+    assert check.task is not None
+    with pytest.raises(OSError, match="terminal is gone"):
+        await check.task
+    assert (check.phase, check.status) == ("over", "")
+    assert answer.message["content"] == "alone"
+
+
 async def test_nothing_is_printed_of_the_correction_of_an_answer_that_is_gone() -> None:
     dialogue = Dialogue(ClientSettings())
     answer = written_alone(dialogue, "one")
