@@ -17,7 +17,7 @@ from moa.grammar.matcher import GrammarCompiler
 from moa.graph.drafter import OnnxDrafter
 from moa.graph.load import LoadedGraph
 from moa.graph.trial import try_out
-from moa.process.memory import give_back_free_memory
+from moa.process.memory import give_back_free_memory, let_go_of_pages
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,20 @@ class Device:
         size = bundle.manifest.vocabulary.target
         eos_ids = sorted(codec.eos_ids)
         grammars = GrammarCompiler(
-            lambda: str(codec.tokenizer.to_str()), size=size, eos_ids=eos_ids
+            lambda: str(codec.tokenizer.to_str()),
+            size=size,
+            eos_ids=eos_ids,
+            encode=codec.encode_behind,
         )
         in_use = loaded.graph.threads
         return cls(bundle, loaded.variant, codec, loaded.drafter, grammars, threads=in_use)
+
+    def give_back(self) -> None:
+        """Give back to the system what no text needs any more: the caches of those that are over,
+        and the mapped rows of words that have been read. It takes some milliseconds."""
+        give_back_free_memory()
+        for file in self.bundle.variant(self.variant).files:
+            let_go_of_pages(self.bundle.path(file))
 
     def acceptance(self) -> tuple[list[float], list[float]]:
         """Calibrated chances that a level of a chain, and of a tree, is accepted, given the level

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -50,3 +52,22 @@ def test_no_program_needs_the_unix_module() -> None:
         [sys.executable, "-c", _WINDOWS], capture_output=True, timeout=300, check=False
     )
     assert done.stdout == b"0\n", done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is in memory")
+def test_pages_of_a_mapped_file_are_let_go_of_but_for_what_was_written(tmp_path: Path) -> None:
+    size = 8 * 2**20
+    files = [tmp_path / name for name in ("read", "written", "other")]
+    maps = []
+    for file in files:
+        file.write_bytes(b"x" * size)
+        with file.open("rb") as opened:
+            mapped = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY)
+        assert mapped[::4096].count(b"x") == size // 4096
+        maps.append(mapped)
+    maps[1][5] = ord("y")
+    before = memory.resident_bytes()
+    assert [memory.let_go_of_pages(file) for file in files[:2]] == [size, 0]
+    given_back = before - memory.resident_bytes()
+    assert size / 2 < given_back < 1.5 * size
+    assert [bytes(mapped[4:7]) for mapped in maps] == [b"xxx", b"xyx", b"xxx"]

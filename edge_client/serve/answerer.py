@@ -274,9 +274,15 @@ class EdgeAnswerer:
         finally:
             if not conversation.closed:
                 self._resting.append((principal, conversation))
-                while len(self._resting) > _MOST_RESTING:
-                    _, oldest = self._resting.pop(0)
-                    await oldest.aclose()
+                await self._end_oldest()
+
+    async def _end_oldest(self) -> None:
+        """End the conversations that have rested longest, and give back what they held."""
+        if len(self._resting) <= _MOST_RESTING:
+            return
+        while len(self._resting) > _MOST_RESTING:
+            await self._resting.pop(0)[1].aclose()
+        await asyncio.to_thread(self._client.device.give_back)
 
     def _going_on_with(self, principal: str, ids: Sequence[int]) -> Conversation | None:
         """Take the principal's resting conversation that has most of the prompt's beginning, if one

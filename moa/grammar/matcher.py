@@ -30,7 +30,7 @@ from moa.errors import MoaError, UsageError
 from moa.grammar import compiling
 from moa.grammar.children import CHILDREN, Children, Starved
 from moa.grammar.spec import JSON_STYLE, Grammar, GrammarError
-from moa.grammar.tokens import tokens_of
+from moa.grammar.tokens import Encode, tokens_of
 from moa.process.memory import give_back_free_memory
 from moa.text_stream import common_prefix
 from moa.tree import DraftTree
@@ -69,11 +69,20 @@ class _Kept(NamedTuple):
 class GrammarCompiler:
     """Compiles grammars over a tokenizer's tokens; usable from any thread."""
 
-    def __init__(self, read: Callable[[], str], *, size: int, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        read: Callable[[], str],
+        *,
+        size: int,
+        eos_ids: Sequence[int],
+        encode: Encode | None = None,
+    ) -> None:
         """Compile for a model whose logits are over `size` tokens, and whose texts end with one of
         `eos_ids`. `read` returns the content of its `tokenizer.json`; that takes a while, and is
-        called at the first grammar."""
+        called at the first grammar. `encode` is that tokenizer, where it is loaded already: without
+        it a second one stays in memory."""
         self._read = read
+        self._encode = encode
         self._size = size
         self._eos_ids = list(eos_ids)
         self._tokens: LLTokenizer | None = None
@@ -158,7 +167,9 @@ class GrammarCompiler:
         if not self._eos_ids:
             raise UsageError("a grammar needs an end token, and this model names none")
         try:
-            tokens = tokens_of(self._read(), size=self._size, eos_ids=self._eos_ids)
+            tokens = tokens_of(
+                self._read(), size=self._size, eos_ids=self._eos_ids, encode=self._encode
+            )
         except ValueError as error:
             raise UsageError(f"this tokenizer cannot follow a grammar: {error}") from None
         give_back_free_memory()  # what they were made of

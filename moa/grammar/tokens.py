@@ -7,10 +7,23 @@ these characters demands a token that it does not take, and one of free text for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 from llguidance import LLTokenizer, TokenizerWrapper
+
+from moa.grammar import vocabulary
+from moa.grammar.vocabulary import Vocabulary
+from moa.process.children import without_our_settings
+
+Encode = Callable[[str], Sequence[int]]
+"""The tokens of a text, without a start token."""
+_PROGRAM = Path(vocabulary.__file__)
+_SECONDS = 60.0
+"""Seconds by the clock in which a process must have read a tokenizer."""
 
 
 class _Added(msgspec.Struct):
@@ -25,53 +38,79 @@ class _File(msgspec.Struct):
     """What is read of a `tokenizer.json`."""
 
     added_tokens: list[_Added] = []
+    normalizer: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _file_of = msgspec.json.Decoder(_File)
 
 
-def tokens_of(content: str, *, size: int, eos_ids: Sequence[int]) -> LLTokenizer:
+def tokens_of(
+    content: str, *, size: int, eos_ids: Sequence[int], encode: Encode | None = None
+) -> LLTokenizer:
     """Returns the tokens of a `tokenizer.json` with this content, for a model whose logits are over
-    `size` tokens. A `ValueError` if llguidance cannot use it."""
-    eos = list(eos_ids)
-    tokens = LLTokenizer(content, n_vocab=size, eos_token=eos)
-    added = _file_of.decode(content).added_tokens
-    text = {
-        one.id: one.content
-        for one in added
-        if not one.special and one.id < size and tokens.is_special_token(one.id)
-    }
+    `size` tokens. A `ValueError` if llguidance cannot use it.
+
+    `encode` is the same tokenizer, where this process has it loaded: then no second one stays in
+    memory. It says how a text that must follow is divided, nothing else.
+    """
+    file = _file_of.decode(content)
+    text = {one.id: one.content for one in file.added_tokens if not one.special and one.id < size}
+    # llguidance leaves out what a normalizer puts before a text: what must follow has a text before
+    # it. A tokenizer that is loaded elsewhere does not.
+    if encode is not None and b'"Prepend"' not in bytes(file.normalizer):
+        asked = vocabulary.Asked(content, size, list(eos_ids), text)
+        return _wrapped(_read_elsewhere(asked), encode, size, eos_ids)
+    tokens = vocabulary.opened(content, size=size, eos_ids=eos_ids)
+    text = vocabulary.text_among(tokens, text)
     if not text:
         return tokens
-    own = TokenizerWrapper(_OwnTokens(tokens, size, eos, text))
-    return LLTokenizer(own, n_vocab=size, eos_token=eos)
+    return _wrapped(vocabulary.read(tokens, size, text), tokens.tokenize_str, size, eos_ids)
+
+
+def _wrapped(found: Vocabulary, encode: Encode, size: int, eos_ids: Sequence[int]) -> LLTokenizer:
+    """The tokens of a vocabulary, with this division of a text into them."""
+    own = _OwnTokens(found, encode, eos_ids)
+    wrapper = TokenizerWrapper(own)
+    tokens = LLTokenizer(wrapper, n_vocab=size, eos_token=list(eos_ids))
+    # It has copied them, and keeps the wrapper for its division.
+    wrapper.tokens = own.tokens = []
+    return tokens
+
+
+def _read_elsewhere(asked: vocabulary.Asked) -> Vocabulary:
+    """Have a process of its own read a tokenizer: what that takes of memory ends with it."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", str(_PROGRAM)],
+            input=msgspec.msgpack.encode(asked),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=without_our_settings(),
+            start_new_session=True,  # a Ctrl-C that stops an answer does not kill it
+            timeout=_SECONDS,
+            check=True,
+        )
+        found = msgspec.msgpack.decode(done.stdout, type=Vocabulary)
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
+        raise ValueError(f"the process that reads it failed: {error}") from None
+    if found.refused:
+        raise ValueError(found.refused)
+    return found
 
 
 class _OwnTokens:
-    """The tokens of another tokenizer, of which some are text: what `TokenizerWrapper` takes."""
+    """Tokens, and a tokenizer's division of a text into them: what `TokenizerWrapper` takes."""
 
     bos_token_id = None
 
-    def __init__(
-        self, tokens: LLTokenizer, size: int, eos_ids: Sequence[int], text: dict[int, str]
-    ) -> None:
-        """Take the first `size` of these tokens, of which those of `text` stand for this text."""
-        self._tokens = tokens
+    def __init__(self, found: Vocabulary, encode: Encode, eos_ids: Sequence[int]) -> None:
         self.eos_token_id = eos_ids[0]
-        self.tokens: list[bytes] = []
-        self.special_token_ids: list[int] = []
-        for token in range(size):
-            content = tokens.decode_bytes([token])
-            if token in text:
-                content = text[token].encode()
-            elif not content or tokens.is_special_token(token):
-                # One without bytes, as of a vocabulary that is longer than the tokenizer's, would
-                # get some of its own.
-                self.special_token_ids.append(token)
-            self.tokens.append(content)
+        self.tokens = found.contents
+        self.special_token_ids = found.special
+        self._encode = encode
 
-    def __call__(self, text: str | bytes) -> list[int]:
+    def __call__(self, text: str) -> list[int]:
         """Returns the tokens that the tokenizer makes of a text."""
-        if isinstance(text, bytes):
-            return self._tokens.tokenize_bytes(text)
-        return self._tokens.tokenize_str(text)
+        if not isinstance(text, str):  # the wrapper asks whether bytes are taken
+            raise TypeError("a text is wanted")
+        return list(self._encode(text))

@@ -34,7 +34,9 @@ which is so many times as much as for one token. Longer pieces are not faster.""
 _MOST_KEPT_TOKENS = 16
 """Bound calls of up to so many tokens are kept; longer pieces of prompts have any length."""
 _MOST_KEPT_NOISE = 64
-"""Positions whose sampling noise is kept."""
+"""Positions whose sampling noise is kept at most."""
+_MOST_NOISE_BYTES = 2**24
+"""Bytes of it: 27 positions of 152,000 words. A chain of guesses is shorter."""
 _LAST_COMMITTED = -1
 """As the row of a parent: the last committed row, whichever it is now."""
 R = TypeVar("R")
@@ -311,8 +313,10 @@ class OnnxDrafter:
         kept as one of the draft's.
         """
         start = self._keep(ids[:-1])
+        is_long = len(ids) - start > LONGEST_PIECE
         while True:
             stop = self._end_of_piece(start, len(ids))
+            self.graph.gives_back = is_long and stop == len(ids)
             call = self._run_piece(ids, start, stop, sampling, grammar)
             if stop == len(ids):
                 break
@@ -530,11 +534,14 @@ class _Noise:
     def _at(self, seed: int, position: int) -> Float:
         """The noise of one position."""
         key = seed, position
-        if key not in self._kept:
-            if len(self._kept) > _MOST_KEPT_NOISE:
-                self._kept.clear()
-            self._kept[key] = gumbel(seed, position, self._tokens).astype(np.float32)[None, None]
-        return self._kept[key]
+        noise = self._kept.get(key)
+        if noise is None:
+            noise = gumbel(seed, position, self._tokens).astype(np.float32)[None, None]
+            self._kept[key] = noise
+            most = min(_MOST_KEPT_NOISE, _MOST_NOISE_BYTES // noise.nbytes)
+            while len(self._kept) > max(1, most):
+                del self._kept[next(iter(self._kept))]  # the oldest
+        return noise
 
 
 class _Level(NamedTuple):

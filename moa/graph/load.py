@@ -16,6 +16,7 @@ from moa.graph.drafter import OnnxDrafter
 from moa.graph.step import StepGraph
 from moa.graph.threads import fastest
 from moa.manifest import Variant
+from moa.process.memory import let_go_of_pages
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class LoadedGraph:
             graph = fastest(model, bundle.manifest.files[chosen.model].sha256)
         else:
             graph = StepGraph(model, threads=threads)
+        # ONNX Runtime has a copy of the matrices and their scales, in the processor's order. Of the
+        # mapped file rows of the embedding are read from now on, as a text needs them.
+        for file in chosen.files:
+            let_go_of_pages(bundle.path(file))
         return cls(bundle, name, graph, bundle.draft_to_target())
 
     def drafter(self) -> OnnxDrafter:

@@ -78,7 +78,7 @@ class PackedDecoder:
         their keys and values go to the pages of the rows' slots."""
         layout, ids = self._lay_out(batch)
         cos, sin = self._rotary_table.index_select(0, layout.positions).unbind(1)
-        x = embedding(ids, self._embedding)
+        x = self._embedded(ids)
         inputs = {}
         for number, layer in enumerate(self._layers):
             if number in self._taps:
@@ -113,7 +113,7 @@ class PackedDecoder:
         deadline = time.process_time() + seconds
         longest_row = min(self._cache.capacity, PAGE * self._cache.pages)
         most_tokens = min(load.tokens, MOST_ROWS, longest_row)
-        hidden = self._embedding.new_zeros(most_tokens, self._embedding.shape[1])
+        hidden = torch.zeros(most_tokens, self._embedding.shape[1], dtype=self._norm.dtype)
         slot = self._cache.acquire()
         try:
             for tokens in sizes_up_to(most_tokens):
@@ -131,7 +131,15 @@ class PackedDecoder:
         layout, ids = self._lay_out(batch)
         cos, sin = self._rotary_table.index_select(0, layout.positions).unbind(1)
         keys, values = self._cache.layers[0]
-        self._layers[0](embedding(ids, self._embedding), cos, sin, layout, keys, values)
+        self._layers[0](self._embedded(ids), cos, sin, layout, keys, values)
+
+    def embed_from(self, narrow: Tensor) -> None:
+        """Read tokens' embeddings from here, where they are the same numbers in fewer bits."""
+        self._embedding = narrow
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        """The embeddings of these tokens, in the precision of the layers."""
+        return embedding(ids, self._embedding).to(self._norm.dtype)
 
     def prepare_more(self) -> None:
         """All is made at the start."""

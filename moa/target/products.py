@@ -13,6 +13,8 @@ from torch.nn.functional import linear, pad
 
 Product = Callable[[Tensor], Tensor]
 
+_ROWS_COMPARED = 1024
+"""Rows of a weight that are compared at once with what 16 bits hold of them."""
 _ROWS_HINT = 16
 """oneDNN packs weights for about this many tokens; measured, one packing serves 1 to 256."""
 _SIZES_AN_OCTAVE = 8
@@ -102,6 +104,19 @@ def widened(weight: Tensor) -> Product | None:
         return None
     packed = _Packed(weight.data.float(), None)
     return lambda x: packed(x.float())
+
+
+def narrowed(weight: Tensor) -> Tensor | None:
+    """A float32 weight in 16 bits, if every number stays what it is; None where one does not, and
+    for weights of another precision."""
+    if type(weight.data) is not Tensor or weight.dtype != torch.float32:
+        return None
+    for dtype in (torch.bfloat16, torch.float16):
+        narrow = weight.detach().to(dtype)
+        pieces = zip(weight.split(_ROWS_COMPARED), narrow.split(_ROWS_COMPARED), strict=True)
+        if all(torch.equal(wide, half.float()) for wide, half in pieces):
+            return narrow
+    return None
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:

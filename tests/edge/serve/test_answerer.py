@@ -7,12 +7,14 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec import structs
 
 from edge_client import Adopt, Confirm, Done, EdgeClient, Link, Notice, Prompt, Retract, Token
 from edge_client.conversation import Conversation
+from edge_client.device import Device
 from edge_client.events import Event
 from edge_client.link import connection
 from edge_client.serve import answerer
@@ -290,6 +292,8 @@ async def test_a_chat_goes_on_with_what_both_ends_have_read_and_others_do_not(
         return made[-1]
 
     monkeypatch.setattr(EdgeClient, "conversation", conversation)
+    give_back = Mock()
+    monkeypatch.setattr(Device, "give_back", give_back)
     chat = [{"role": "user", "content": "What is 17 plus 25?"}]
     async with verifier() as url, EdgeClient(verifier=url) as client:
         await client.wait_online(60)
@@ -302,9 +306,11 @@ async def test_a_chat_goes_on_with_what_both_ends_have_read_and_others_do_not(
         assert len(made) == 1
         assert again == await answers(edge, chat, "another")
         assert len(made) == 2, "nobody learns by the time what another has asked"
+        assert not give_back.called
         for number in range(3):
             await answers(edge, [{"role": "user", "content": f"Say {number}: Ada, Ben, Tom"}])
         assert sum(not one.closed for one in made) == 2
+        assert give_back.call_count == 3, "for each that has ended: its cache is free now"
         assert again == await answers(EdgeAnswerer(client), chat)
 
 
