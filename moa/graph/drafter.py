@@ -19,6 +19,7 @@ from moa.grammar.matcher import Bits, TextMask, has, unpacked
 from moa.graph.cache import KVBuffer, RecordBuffer
 from moa.graph.states import StateHistory
 from moa.graph.step import Call, Float, Heads, StepGraph
+from moa.process.memory import give_back_free_memory
 from moa.sampling import SamplingSettings, adjust, gumbel
 from moa.speculation.guess_tree import GuessTreeGrower
 from moa.text_stream import common_prefix
@@ -418,6 +419,7 @@ class OnnxDrafter:
             # Calls are bound to the arrays that are outgrown, and would keep them in memory.
             self._calls.clear()
             self._rows.reserve(last_row)
+            give_back_free_memory()  # the outgrown arrays: the next are too large for their places
         records = self.records.feeds() if self.records is not None else _NO_RECORDS
         key = len(tokens), text and len(tokens) > 1
         call = self._calls.get(key)
