@@ -165,7 +165,7 @@ class EdgeClient:
         ids: Sequence[int] | None = None,
         messages: Messages = (),
         raw: bool = False,
-        prediction: Sequence[int] = (),
+        prediction: str | Sequence[int] = (),
         grammar: Grammar | None = None,
         **changes: Unpack[TurnChanges],
     ) -> AsyncGenerator[Event, None]:

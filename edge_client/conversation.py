@@ -84,7 +84,7 @@ class Conversation:
         ids: Sequence[int] | None = None,
         messages: Messages = (),
         raw: bool = False,
-        prediction: Sequence[int] = (),
+        prediction: str | Sequence[int] = (),
         written: Sequence[int] = (),
         rechecks: bool = False,
         grammar: Grammar | None = None,
@@ -96,7 +96,8 @@ class Conversation:
         A chat that outgrows the context loses its oldest messages, with a `Notice`; too many `ids`
         are refused. Ids that begin with the conversation so far continue it, with the KV caches of
         both ends. `messages` is the chat that the ids were made of, which some upstream engines
-        need. `prediction` is a text that the answer is expected to resemble, used as a draft.
+        need. `prediction` is a text, or its ids, that the answer is expected to resemble, used as a
+        draft.
         `written` is the answer, or its beginning, as this device has written it before: it is
         checked, and not written again; `rechecks` says that this goes on for as long as a `recheck`
         that persists.
@@ -106,7 +107,10 @@ class Conversation:
         if changes:
             settings = changed(settings, changes, fixed=OF_THE_CLIENT)
         self._check_free()
+        _check_kinds(ids, messages, grammar)
         with _named("the tokenizer"):
+            if isinstance(prediction, str):
+                prediction = self._shared.device.codec.encode(prediction)
             if ids is not None:
                 self._chatting = False
                 question = _Question(list(ids), messages)
@@ -277,9 +281,17 @@ class Conversation:
             )
 
     def _check(self, context: Sequence[int]) -> None:
-        """A `UsageError` for a prompt that is empty, or that leaves no room for an answer."""
+        """A `UsageError` for a prompt that is empty, has ids that are no tokens, or leaves no room
+        for an answer."""
         if not context:
             raise empty_prompt()
+        vocabulary = self._shared.device.bundle.manifest.vocabulary.target
+        foreign = next((token for token in context if not 0 <= token < vocabulary), None)
+        if foreign is not None:
+            raise UsageError(
+                f"token id {foreign} is outside the vocabulary",
+                hint=f"ids are 0 to {vocabulary - 1}",
+            )
         most = self._shared.max_context
         if len(context) >= most:
             raise UsageError(
@@ -429,6 +441,21 @@ class Conversation:
         for start, stop in self.records.held():
             session.held.add(start, stop)  # the verifier need not send these again
         return SessionState(session)
+
+
+def _check_kinds(ids: Sequence[int] | None, messages: Messages, grammar: Grammar | None) -> None:
+    """A `UsageError` for arguments that a program mixes up, where none of them would be used, or
+    whose mistake would show deep inside of the turn."""
+    if messages and ids is None:
+        raise UsageError(
+            "`messages` says of which chat `ids` were made, and there are no ids",
+            hint="give the chat as the prompt: generate([...])",
+        )
+    if grammar is not None and not isinstance(grammar, Grammar):
+        raise UsageError(
+            f"a grammar is a `Grammar`, not a {type(grammar).__name__}",
+            hint="make one: Grammar.of_schema({...})",
+        )
 
 
 def _begin_with(transcript: Transcript, written: Sequence[int]) -> None:

@@ -262,10 +262,17 @@ class ClientSettings:
             must_exist = bool(file or environment.get(CONFIG))
             values |= _beside(path, read_config_file(path, must_exist=must_exist))
         values |= _from_environment(environment)
+        for name in flags:
+            if name not in _HINTS:
+                raise _unknown(name)
         values |= {
             name: _converted(name, value) for name, value in flags.items() if value is not None
         }
         return cls(**values)
+
+
+def _unknown(name: str) -> ConfigError:
+    return ConfigError(f"unknown setting {safe_line(repr(name), 40)}", hint=_nearest(name, _HINTS))
 
 
 def changed(
@@ -275,9 +282,7 @@ def changed(
     that is `fixed` once a client is made."""
     for name in changes:
         if name not in _HINTS:
-            raise ConfigError(
-                f"unknown setting {safe_line(repr(name), 40)}", hint=_nearest(name, _HINTS)
-            )
+            raise _unknown(name)
         if name in fixed:
             raise ConfigError(
                 f"{name} is a setting of the whole client, not of an answer",

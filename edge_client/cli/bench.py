@@ -109,6 +109,9 @@ async def _measure(
         if is_toy_target:
             address = await stack.enter_async_context(local_verifier())
         if profile is not None:
+            # The emulated link listens itself: asked through it, a verifier that is not there closes
+            # a connection at an address that nobody has given.
+            await ask_all(settings, device, [])
             link = await stack.enter_async_context(_link_to(address, profile))
             address = link.url
         if settings.upstream or settings.verifier == "local":

@@ -36,8 +36,8 @@ def not_passed_on(names: str) -> str:
     several; and the tokens of a bias are those of the device, which need not be the engine's."""
     are = "are" if " " in names else "is"
     return (
-        f"{names} {are} not passed on to an upstream: it would count anew, and by its own tokens,"
-        " where an answer goes on behind a cut"
+        f"{names} {are} not passed on to an upstream: where an answer goes on behind a cut it would"
+        " count penalties anew, and a bias names this device's tokens, not its own"
     )
 
 

@@ -431,6 +431,11 @@ def test_sampling_draws_a_seed_and_says_it() -> None:
         (["audit", "--raw", "hello"], {}, b"needs the target"),
         (["bench"], {}, b"needs the target"),
         (["bench", "--upstream", "http://x", "--link", "4g"], {}, b"--link is the link"),
+        (
+            ["bench", "--link", "4g", "--verifier", "ws://127.0.0.1:9"],
+            {},
+            b"cannot reach ws://127.0.0.1:9: nothing listens there",
+        ),
         (["demo", "--upstream", "http://x"], {}, b"takes no --upstream"),
         (["bench", "--ways", "magic", "--verifier", "ws://127.0.0.1:9"], {}, b"unknown way"),
         (["audit", "--raw", "hello", "--verifier", "ws://127.0.0.1:9"], {}, b"cannot reach"),

@@ -259,3 +259,30 @@ async def test_a_client_says_goodbye_as_one_should() -> None:
         connection = client.link._connection
     assert connection is not None
     assert connection.close_code == 1000
+
+
+async def test_a_text_that_the_answer_may_resemble_is_taken_as_a_text() -> None:
+    async with EdgeClient(verifier="", max_new_tokens=4) as client:
+        events = [e async for e in client.generate("What is 17 plus 25?", prediction="It is 42.")]
+        assert isinstance(events[-1], Done)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"ids": [1_000_000]}, "token id 1000000 is outside the vocabulary"),
+        ({"ids": [5, -1]}, "token id -1 is outside the vocabulary"),
+        ({"messages": [{"role": "user", "content": "Hello"}]}, "there are no ids"),
+        (
+            {"prompt": "Hello", "grammar": {"type": "object"}},
+            "a grammar is a `Grammar`, not a dict",
+        ),
+    ],
+)
+async def test_arguments_that_are_mixed_up_are_named(arguments: dict[str, Any], said: str) -> None:
+    async with EdgeClient(verifier="") as client:
+        turn = client.generate(**arguments)
+        with pytest.raises(UsageError) as refused:
+            await anext(turn)
+    assert said in str(refused.value)
+    assert refused.value.hint

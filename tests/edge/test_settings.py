@@ -348,6 +348,12 @@ def test_a_setting_that_there_is_not_is_refused_by_name() -> None:
         ask("hi", **wrong)
 
 
+def test_a_flag_that_is_no_setting_is_named() -> None:
+    with pytest.raises(ConfigError, match="unknown setting 'temprature'") as refused:
+        ClientSettings.load({"temprature": 1}, environment={})
+    assert refused.value.hint == "did you mean temperature?"
+
+
 async def test_an_answer_has_no_setting_of_the_client_to_itself() -> None:
     """Those were ignored without a word, like a token, or a model's name."""
     mine = ClientSettings(offline=True)
