@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import errno
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,8 +48,8 @@ def add(token: argparse.ArgumentParser) -> None:
         "--names-from",
         type=Path,
         metavar="FILE",
-        help="a token for each line of this file, a name; one that the file of --append has gets"
-        " no other",
+        help="a token for each line of this file, a name; one that the file of --append has, or"
+        " that an earlier line names, gets no other",
     )
     new.add_argument("--append", type=Path, metavar="FILE", help="add the lines to this token file")
     new.set_defaults(run=_new)
@@ -114,7 +115,7 @@ def _refusing(path: Path) -> Iterator[None]:
 
 def _names(arguments: argparse.Namespace) -> list[str]:
     """Whose tokens are to be made. A name from a file that has a token already gets no other: the file
-    of a team is given again when somebody has joined."""
+    of a team is given again when somebody has joined. Nor does one that it names twice."""
     names = list(arguments.name or ())
     known = set()
     append = arguments.append
@@ -130,23 +131,24 @@ def _names(arguments: argparse.Namespace) -> list[str]:
         listed = [line.strip() for line in text.splitlines() if line.strip()]
         if not listed and not names:
             raise UsageError(f"there is no name in {arguments.names_from}")
-        left_out = [name for name in dict.fromkeys(listed) if name in known]
-        if left_out:
-            _tell_left_out(left_out, append)
-        names += [name for name in listed if name not in known]
+        people = Counter(listed)
+        if left_out := [name for name in people if name in known]:
+            have = "has a token" if len(left_out) == 1 else "have tokens"
+            _tell_left_out(left_out, f"{have} in {append} already")
+        if repeated := [name for name in people if people[name] > 1 and name not in known]:
+            stand = "stands" if len(repeated) == 1 else "stand"
+            _tell_left_out(repeated, f"{stand} in {arguments.names_from} more than once")
+        names += [name for name in people if name not in known]
         return names
     return names or ["edge"]
 
 
-def _tell_left_out(names: list[str], file: Path) -> None:
-    """Say which names get no token, and how one gets another."""
+def _tell_left_out(names: list[str], why: str) -> None:
+    """Say which names get no token, or no second one, and how one gets another."""
     some = ", ".join(safe_line(name) for name in names[:_NAMED])
     if len(names) > _NAMED:
         some += f" and {len(names) - _NAMED} more"
-    have = "has a token" if len(names) == 1 else "have tokens"
-    print(
-        f"{some} {have} in {file} already: left out (`--name NAME` makes one more)", file=sys.stderr
-    )
+    print(f"{some} {why}: left out (`--name NAME` makes one more)", file=sys.stderr)
 
 
 def _print_tokens(shown: str) -> None:

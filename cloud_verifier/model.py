@@ -305,6 +305,8 @@ def load_target(settings: Settings, drafters: DrafterMemory) -> Target:
     plan = _memory_plan(source, options, drafters)
     if plan is not None:
         log.info("the target %s", plan, extra={"event": "memory", "figures": plan.figures})
+        if settings.kv_tokens is not None and plan.cut:
+            log.warning("--kv-tokens asks for %s", plan.cut, extra={"event": "memory_cut"})
         options = dataclasses.replace(options, kv_tokens=plan.kv_tokens)
     # Errors of loading the model are reported by themselves: here it is the KV cache that does not
     # fit.

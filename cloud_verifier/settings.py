@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cloud_verifier.forward_time import ForwardTime
 from moa.api.access import check_names, check_origins, is_loopback
+from moa.config import WEIGHT_DTYPES
 from moa.demo import paths
 from moa.errors import ConfigError, UsageError
 from moa.prices import check_prices
@@ -125,7 +126,7 @@ class Settings:
     openai: str = ""
     """Also serve OpenAI's API and the operator's page, on this port."""
     model_name: str = ""
-    """The target's name in that API; empty is the target's own."""
+    """The target's name in that API and in the metrics; empty is the target's own."""
     also_called: tuple[str, ...] = ()
     """Another name for it that requests may use, such as gpt-4o; *: any name."""
     openai_hosts: tuple[str, ...] = ()
@@ -177,6 +178,10 @@ class Settings:
                 f" {self.limits.max_tree_nodes} tokens (--max-tree-nodes)",
                 hint=f"a whole context and a draft take {self.slot_capacity:,}",
             )
+        if self.dtype not in ("auto", *WEIGHT_DTYPES):
+            raise ConfigError(
+                f"unknown dtype {self.dtype!r}", hint=f"one of auto, {', '.join(WEIGHT_DTYPES)}"
+            )
         if self.threads < 0:
             raise ConfigError(
                 f"--threads must be 0 or more, not {self.threads}",
@@ -213,8 +218,12 @@ class Settings:
         """Refuse ports that cannot be, or that two listeners would share."""
         if self.app and not self.openai:
             raise ConfigError("--app is served by the endpoint: give --openai, too")
-        if self.also_called and not (self.openai or self.upstream):
-            raise ConfigError("--also-called is for requests at the endpoint: give --openai, too")
+        for flag, names in (
+            ("--also-called", self.also_called),
+            ("--openai-host", self.openai_hosts),
+        ):
+            if names and not self.openai:
+                raise ConfigError(f"{flag} is for requests at the endpoint: give --openai, too")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be 0..65535, not {self.port}")
         if self.openai and self.port and self.openai_address == (self.host, self.port):

@@ -9,6 +9,9 @@ from typing import Any
 
 from moa.errors import UsageError
 
+WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
+"""What a target's weights may be held in, by torch's names; a file of llama.cpp's says its own."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFacts:

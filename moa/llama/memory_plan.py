@@ -52,6 +52,8 @@ class LlamaPlan:
     """Sessions whose memory is taken at once."""
     sequences: int
     """Most sessions at once."""
+    asked: int
+    """How many the settings ask for: more than `sequences` where the free memory holds fewer."""
     capacity: int
     """Most tokens of a session."""
     free: int
@@ -65,6 +67,16 @@ class LlamaPlan:
     def kv_tokens(self) -> int:
         """Tokens of all sessions, each a whole context."""
         return self.sequences * self.capacity
+
+    @property
+    def cut(self) -> str:
+        """How much less than asked for there is room for, in words; empty where all is."""
+        if self.sequences == self.asked:
+            return ""
+        return (
+            f"{self.asked * self.capacity:,} tokens, {self.asked} sessions, and the free memory"
+            f" holds {self.kv_tokens:,}, {self.sequences} of them"
+        )
 
     @property
     def at_start(self) -> int:
@@ -117,7 +129,7 @@ def plan_of(head: GgufHead, options: LoadOptions) -> LlamaPlan:
     capacity = capacity_of(head, options)
     sequence = session_bytes(head, options.kv_type or KV_TYPE, capacity + PADDING)
     free = available_bytes()
-    sequences = most_sequences(options, capacity)
+    sequences = asked = most_sequences(options, capacity)
     mapped = 0 < free < weights
     if free:
         for_sessions = free * _SHARE_BESIDE_A_FILE if mapped else free * _SHARE - weights
@@ -131,6 +143,7 @@ def plan_of(head: GgufHead, options: LoadOptions) -> LlamaPlan:
         sequence=sequence,
         block=min(sequences, together),
         sequences=sequences,
+        asked=asked,
         capacity=capacity,
         free=free,
     )

@@ -45,6 +45,8 @@ class MemoryPlan:
     kv_bytes_per_token: int
     kv_tokens: int
     """What the KV cache may grow to; it takes memory as it is used."""
+    asked: int
+    """What the settings ask for: more than `kv_tokens` where the free memory holds fewer."""
     free: int
     """Available now; 0 where the system does not say."""
     drafter: DrafterMemory = DrafterMemory()
@@ -56,6 +58,13 @@ class MemoryPlan:
     def bytes_per_token(self) -> int:
         """What a session's token takes, in the target's cache and in the drafter's."""
         return self.kv_bytes_per_token + self.drafter.per_token
+
+    @property
+    def cut(self) -> str:
+        """How much less than asked for there is room for, in words; empty where all is."""
+        if self.kv_tokens == self.asked:
+            return ""
+        return f"{self.asked:,} tokens, and the free memory holds {self.kv_tokens:,}"
 
     @property
     def kv_limit(self) -> int:
@@ -128,11 +137,13 @@ def plan_memory(
     )  # keys and values of a token
     tokens_if_full = options.slots * min(options.capacity, facts.max_positions)
     smaller = "" if dtype == torch.bfloat16 else "--dtype bfloat16 halves it"
+    asked = min(options.kv_tokens or tokens_if_full, tokens_if_full)
     plan = MemoryPlan(
         weights=layer_numbers * layer_itemsize + outer_numbers * dtype.itemsize,
         head=head_numbers * torch.float32.itemsize,  # the copy that its product reads
         kv_bytes_per_token=cached_numbers * dtype.itemsize,
-        kv_tokens=min(options.kv_tokens or tokens_if_full, tokens_if_full),
+        kv_tokens=asked,
+        asked=asked,
         free=available_bytes(),
         drafter=drafter or DrafterMemory(),
         smaller=smaller,

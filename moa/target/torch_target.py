@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from moa.config import TargetFacts
+from moa.config import WEIGHT_DTYPES, TargetFacts
 from moa.errors import ConfigError, NumericalError, UnsupportedModelError, UsageError
 from moa.grammar.matcher import GrammarCompiler
 from moa.process.memory import give_back_free_memory
@@ -649,9 +649,11 @@ def pick_device(name: str) -> str:
 def pick_dtype(name: str, device: str) -> torch.dtype:
     """The precision that `name` stands for; `auto` is bfloat16 on an accelerator and float32 on a
     CPU."""
-    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name == "auto":
         return torch.float32 if device.startswith("cpu") else torch.bfloat16
-    if name not in names:
-        raise ConfigError(f"unknown dtype {name!r}", hint=f"one of auto, {', '.join(names)}")
-    return names[name]
+    if name not in WEIGHT_DTYPES:
+        raise ConfigError(
+            f"unknown dtype {name!r}", hint=f"one of auto, {', '.join(WEIGHT_DTYPES)}"
+        )
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

@@ -41,6 +41,7 @@ def test_sizes_are_those_of_the_files(folder: str, monkeypatch: pytest.MonkeyPat
     assert plan.weights == 4 * numbers
     assert plan.head == 4 * 128 * 64
     assert (plan.kv_bytes_per_token, plan.kv_tokens) == (PER_TOKEN, 4096)
+    assert plan.cut == ""
     half = plan_memory(folder, dataclasses.replace(OPTIONS, dtype="bfloat16"))
     assert half is not None
     assert half.weights == plan.weights // 2
@@ -71,6 +72,7 @@ def test_the_cache_s_limit_follows_free_memory_and_nothing_is_loaded_that_would_
     plan = plan_memory(folder, many)
     assert plan is not None
     assert 4096 < plan.kv_tokens < 10**9
+    assert plan.cut.endswith(f" and the free memory holds {plan.kv_tokens:,}")
     assert plan.at_start + plan.kv_limit <= 0.9 * 1_200_000_000
     with_free(monkeypatch, 1_000_000_000)
     with pytest.raises(

@@ -473,6 +473,27 @@ def test_tokens_for_a_team_are_made_and_revoked_at_once(
     assert file.read_text().count("\n") == 1
 
 
+def test_a_name_on_two_lines_of_a_file_gets_one_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It got two, of which a team's administrator handed on one."""
+    names = tmp_path / "names"
+    names.write_text("ann\nben\nann\n ann \n")
+    file = tmp_path / "tokens"
+    assert _tokens("new", "--names-from", str(names), "--append", str(file)) == 0
+    said = capsys.readouterr()
+    assert [line.split()[0] for line in said.out.splitlines()] == ["ann", "ben"]
+    once = f"stands in {names} more than once: left out (`--name NAME` makes one more)\n"
+    assert said.err == f"ann {once}"
+    assert file.read_text().count("\n") == 2
+    assert _tokens("new", "--names-from", str(names), "--append", str(file)) == 0
+    assert capsys.readouterr().err.startswith("ann, ben have tokens in "), "in one line"
+    assert _tokens("new", "--names-from", str(names)) == 0, "without a token file"
+    said = capsys.readouterr()
+    assert said.out.count("token: ") == 2
+    assert said.err == f"ann {once}"
+
+
 def test_names_that_have_a_token_already_get_no_other_from_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,26 @@ def test_what_it_will_take_is_said_before_it_is_loaded(
     assert figures["at_most_mb"] >= figures["at_start_mb"] > figures["weights_mb"]
 
 
+def test_fewer_sessions_than_asked_for_are_a_warning(
+    file: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number alone stood in a line among others, and the fourth user was told `busy`."""
+
+    def told(**how: Any) -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "cloud_verifier"):
+            load(settings(file, **how))
+        return [one.getMessage() for one in caplog.records if "free memory" in one.getMessage()]
+
+    assert told(kv_tokens=3 * CONTEXT) == [], "all of them fit"
+    weights = Path(file).stat().st_size
+    monkeypatch.setattr("moa.llama.memory_plan.available_bytes", lambda: 2 * weights)
+    assert told(kv_tokens=3 * CONTEXT) == [
+        "--kv-tokens asks for 384 tokens, 3 sessions, and the free memory holds 128, 1 of them"
+    ]
+    assert told() == [], "nobody has asked for a number"
+
+
 def test_less_memory_than_a_context_is_refused(
     file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from cloud_verifier.settings import Settings
 from edge_client.serve.settings import ServeSettings
+from moa.config import WEIGHT_DTYPES
 from moa.errors import ConfigError, UsageError
+from moa.target.torch_target import pick_dtype
 from moa.wire import Limits
 from tests.torture.tls import certificate
 
@@ -42,11 +44,24 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["http://x", "x:8080", "x/y", "", "a b", "*", "x,y"])
 def test_a_name_that_no_request_can_have_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="--openai-host takes a name such as"):
-        Settings(openai_hosts=("verifier.lan", name))
+        Settings(openai="18190", openai_hosts=("verifier.lan", name))
     with pytest.raises(ConfigError, match="--allowed-host takes a name such as"):
         ServeSettings(allowed_hosts=(name,))
     names = ("verifier.lan", "my_box", "xn--bcher-kva.example", "192.168.1.2", "::1")
-    assert Settings(openai_hosts=names).openai_hosts == names
+    assert Settings(openai="18190", openai_hosts=names).openai_hosts == names
+
+
+def test_a_precision_that_torch_is_not_asked_for_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="unknown dtype 'int3'") as no:
+        Settings(dtype="int3")
+    assert no.value.exit_code == 2
+    assert "one of auto, float32, bfloat16, float16" in no.value.line()
+    assert {name: pick_dtype(name, "cpu").itemsize for name in ("auto", *WEIGHT_DTYPES)} == {
+        "auto": 4,
+        "float32": 4,
+        "bfloat16": 2,
+        "float16": 2,
+    }
 
 
 @pytest.mark.parametrize("origin", ["chat.example", "https://", "https://a/b", "https://a?b", "*"])
@@ -58,7 +73,10 @@ def test_what_is_no_website_is_refused(origin: str) -> None:
     assert Settings(origins=origins).origins == origins
 
 
-@pytest.mark.parametrize("useless", [{"also_called": ("gpt-4o",)}, {"app": Path("app")}])
+@pytest.mark.parametrize(
+    "useless",
+    [{"also_called": ("gpt-4o",)}, {"openai_hosts": ("box.lan",)}, {"app": Path("app")}],
+)
 def test_what_only_the_endpoint_reads_is_refused_without_one(useless: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="give --openai, too"):
         Settings(**useless)
