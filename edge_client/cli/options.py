@@ -274,4 +274,4 @@ def _decoded(content: bytes, where: str) -> str:
     try:
         return content.decode("utf-8").rstrip("\n")
     except UnicodeDecodeError:
-        raise UsageError(f"{where} is not text (UTF-8)", hint="give a text prompt") from None
+        raise UsageError(f"{where} is not text (UTF-8)", hint="make text of it first") from None

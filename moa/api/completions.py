@@ -23,10 +23,10 @@ from moa.api.requests import (
     biases,
     chat_role,
     common_fields,
-    content_text,
     decode,
     question_of,
     refuse,
+    said_text,
     token_limit,
     unsupported,
 )
@@ -199,7 +199,7 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
     is_result = message.role == "tool"
     found: dict[str, Any] = {
         "role": "tool" if is_result else chat_role(message.role, where),
-        "content": content_text(message.content, f"{where}.content"),
+        "content": said_text(message.role, message.content, f"{where}.content"),
     }
     if message.tool_calls:
         found["tool_calls"] = msgspec.to_builtins(message.tool_calls)

@@ -171,6 +171,14 @@ def content_text(content: Content, where: str) -> str:
     return "".join(texts)
 
 
+def said_text(role: str, content: Content, where: str) -> str:
+    """The text of a message of this role; an `ApiError` where a question or an instruction has none,
+    as a program sends that filled in nothing. An answer that calls tools need not have one."""
+    if content is None and role in ("system", "developer", "user"):
+        raise bad(f"{where}: a message of the role {role} needs a text", where)
+    return content_text(content, where)
+
+
 def chat_role(role: str, where: str) -> str:
     """A role that chat templates know; `developer` is the newer name of `system`."""
     if role not in ("system", "developer", "user", "assistant"):

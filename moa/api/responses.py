@@ -33,6 +33,7 @@ from moa.api.requests import (
     decode,
     question_of,
     refuse,
+    said_text,
     token_limit,
 )
 from moa.api.shapes import why_of
@@ -183,7 +184,7 @@ def _message(item: Item, where: str) -> dict[str, Any]:
         content = content_text(item.output, f"{where}.output")
         return {"role": "tool", "content": content, "tool_call_id": item.call_id}
     if item.type == "message" and item.role is not None:
-        content = content_text(item.content, f"{where}.content")
+        content = said_text(item.role, item.content, f"{where}.content")
         return {"role": chat_role(item.role, where), "content": content}
     raise bad(
         f"{where}: only messages and calls are supported, not {item.type!r}",

@@ -227,8 +227,14 @@ async def test_provisional_text_is_marked_and_retracted() -> None:
             {"model": MODEL, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content",
         ),
+        ({"model": MODEL, "messages": [{"role": "user"}]}, "messages[0].content"),
+        (
+            {"model": MODEL, "messages": [{"role": "system", "content": None}]},
+            "messages[0].content",
+        ),
         ({"model": MODEL}, None),
         ([], None),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input[0].content",

@@ -408,7 +408,7 @@ def test_sampling_draws_a_seed_and_says_it() -> None:
     [
         (["generate", "--bundle", "/nowhere", "hello"], {}, b"(`moa-export setup` makes one"),
         (["generate", "--raw", "  "], {}, b"the prompt is empty"),
-        (["generate", "--raw", "-"], {"input": b"\xff\xfe\x00binary"}, b"not text"),
+        (["generate", "--raw", "-"], {"input": b"\xff\xfe\x00binary"}, b"(make text of it first)"),
         (["generate", "--raw", "-"], {"input": b""}, b"the prompt is empty"),
         (["generate", "--raw", b"a\xff"], {}, b"the prompt is not text"),
         (["generate", "--raw", "--logprobs", "3", "hello"], {}, b"add --json or --jsonl"),

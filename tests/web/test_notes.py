@@ -10,7 +10,7 @@ import pytest
 
 from tests.web.node import Node
 
-IMPORTS = """import { continuable, measured, noteOf, progressOf, writerOf, writingOf }
+IMPORTS = """import { continuable, continuationOf, measured, noteOf, progressOf, writerOf, writingOf }
     from "./../../serve/page/chat.js";
     import { Answer } from "./../../serve/page/answer.js";
     import { refuses, troubleOf } from "./../../serve/page/signs.js";"""
@@ -19,6 +19,7 @@ HANDLE = """
     if (ask.link) return troubleOf(...ask.link);
     if (ask.node && ask.by) return writerOf(ask.node);
     if (ask.node) return [noteOf(ask.node), continuable(ask.node)];
+    if (ask.more) return continuationOf(ask.more, ask.alone);
     if (ask.measured) return measured(ask.measured);
     const live = new Answer(ask.before, ask.settled);
     for (const chunk of ask.chunks) live.take(chunk);
@@ -47,6 +48,15 @@ def test_nothing_is_said_of_verified_text_that_comes(node: Node) -> None:
 
 def test_what_is_not_verified_is_counted(node: Node) -> None:
     assert said(node, ("Hello", 5), (", Ada", 5)) == "5 characters not verified yet"
+
+
+def test_a_continuation_says_that_it_drops_what_is_not_verified(node: Node) -> None:
+    """Behind Stop while the verifier was away, what the device had written went without a word."""
+    stopped = {"text": "Hello", "verified": False, "settled": 2, "reason": "stopped"}
+    told = node.ask({"more": stopped, "alone": False})
+    assert told == "Goes on behind what the verifier has checked: the rest is written anew"
+    assert node.ask({"more": stopped, "alone": True}) == "", "nobody verifies, and all is kept"
+    assert node.ask({"more": {**stopped, "verified": True}, "alone": False}) == ""
 
 
 def test_silence_is_counted_in_seconds_with_text_and_without(node: Node) -> None:

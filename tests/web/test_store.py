@@ -10,8 +10,15 @@ import pytest
 from tests.web.node import Node
 
 IMPORTS = """import { Shelf, add, imported, newConversation, newestLeaf, path, sound }
-    from "./../../serve/page/store.js";"""
+    from "./../../serve/page/store.js";
+    import { asBlock } from "./../../serve/page/attachments.js";"""
 HANDLE = r"""
+    if (ask.asked) {
+      const begun = newConversation();
+      const parts = ask.asked.map((one) => (one.file ? asBlock(one.file, one.text) : one));
+      add(begun, "", "user", parts.join("\n"));
+      return begun.title;
+    }
     if (ask.judge) return ask.judge.map((one) => [Boolean(sound(one)), imported(one)]);
     if (ask.deep) {
       const nodes = {};
@@ -172,6 +179,19 @@ BROKEN: dict[str, Any] = {
     "system": conversation(message("1" * 8, role="system")),
     "id": conversation(ONE, id="../x"),
 }
+
+
+def test_a_conversation_that_begins_with_a_file_is_called_by_its_question(node: Node) -> None:
+    """It was called "note.txt: ``` The lau…"."""
+    note = {"file": "note.txt", "text": "The launch\n```\nx\n```\n"}
+    data = {"file": "two words.csv", "text": "a,b"}
+    for asked, title in (
+        ([note, "When is it?"], "When is it?"),
+        (["When is it?\n", note, data], "When is it?"),
+        ([note, data], "note.txt, two words.csv"),
+        (["Why is\n```\nx\n```\nslow?"], "Why is\n```\nx\n```\nslow?"),
+    ):
+        assert node.ask({"asked": asked}) == title
 
 
 def test_files_that_are_no_conversations_are_refused(node: Node) -> None:

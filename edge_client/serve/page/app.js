@@ -104,6 +104,7 @@ const view = new ChatView($("messages"), {
   empty,
   leave,
   results,
+  nobodyVerifies: () => nobodyVerifies(),
 });
 const figures = new Figures($("figures"));
 
@@ -130,8 +131,9 @@ function empty() {
   if (broken) return { words: [`This page cannot answer: ${broken}.`], examples: [] };
   if (!model) return { words: ["Waiting for the endpoint."], examples: [] };
   const how = "The device drafts, the verifier checks; when the link is lost, the answer goes on.";
-  if (!demo) return { words: [`Ask ${model} something. ${said(how)}`, ...toy], examples: [] };
-  return { words: [`Ask something. ${how}`, DEMO.words, ...toy], examples: DEMO.examples };
+  const about = toy.map((text) => text[0].toUpperCase() + text.slice(1));
+  if (!demo) return { words: [`Ask ${model} something. ${said(how)}`], about, examples: [] };
+  return { words: [`Ask something. ${how}`, DEMO.words], about, examples: DEMO.examples };
 }
 
 // ---- conversations

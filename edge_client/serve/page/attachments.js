@@ -11,6 +11,7 @@ const KINDS = [
   ["an office document", /\.(docx?|xlsx?|pptx?|od[tsp])$/i],
   ["an archive", /zip|x-tar|compressed|\.(zip|tar|t?gz|7z|xz|zst)$/i],
 ];
+const BLOCK = /^([^\n]{1,250}\.\w{1,16}):\n(`{3,})\n[^]*?\n\2$/gm; // of `asBlock`
 const WHY = "the model reads text";
 const WHAT = "code, Markdown, CSV, JSON, logs";
 
@@ -41,6 +42,16 @@ export function asBlock(name, text) {
   const runs = [...text.matchAll(/`+/g)].map(([run]) => run.length);
   const fence = "`".repeat(Math.max(3, ...runs.map((length) => length + 1)));
   return `${name}:\n${fence}\n${text.trimEnd()}\n${fence}\n`;
+}
+
+// What a message is about: its words without the blocks of files; of files alone, their names.
+export function wordsOf(text) {
+  const names = [];
+  const words = text.replace(BLOCK, (_, name) => {
+    names.push(name);
+    return "";
+  });
+  return words.trim() || names.join(", ");
 }
 
 // The files of a paste; none where there is text beside them, as spreadsheets put a picture of the

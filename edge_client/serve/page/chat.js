@@ -148,6 +148,12 @@ export function continuable(node) {
   return CUT.includes(node.reason);
 }
 
+// What its button says of what is not verified: an answer goes on behind what is.
+export function continuationOf(node, nobodyVerifies) {
+  if (node.verified !== false || nobodyVerifies) return "";
+  return said("Goes on behind what the verifier has checked: the rest is written anew");
+}
+
 // Whether the endpoint has this answer checked when the verifier is back.
 export function willBeChecked(node) {
   if (node.verified !== false || !node.stream || node.stale) return false;
@@ -231,7 +237,8 @@ function callBlock(call) {
 
 export class ChatView {
   // `act` does what the buttons ask: { retry(node), proceed(node), edit(node, text), show(leaf),
-  // ask(text), empty(), results(node, texts), leave(node) }.
+  // ask(text), empty(), results(node, texts), leave(node),
+  // nobodyVerifies() }.
   constructor(parent, act) {
     this.parent = parent;
     this.act = act;
@@ -251,8 +258,9 @@ export class ChatView {
 
   #empty() {
     const box = element("div", "empty");
-    const { words, examples } = this.act.empty();
+    const { words, examples, about = [] } = this.act.empty();
     box.append(...words.map((text) => element("p", "", text)));
+    box.append(...about.map((text) => markdown(text)));
     box.append(...examples.map((text) => button(text, "", () => this.act.ask(text))));
     return box;
   }
@@ -278,7 +286,10 @@ export class ChatView {
     this.#calls(box, node, live);
     this.#note(box, node, live);
     const more = box.querySelector(".more");
-    if (more) more.hidden = !continuable(node);
+    if (more) {
+      more.hidden = !continuable(node);
+      more.title = continuationOf(node, this.act.nobodyVerifies());
+    }
     if (wasAtEnd) this.toEnd();
   }
 

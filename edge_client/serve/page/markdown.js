@@ -65,6 +65,7 @@ const THOUGHT = new RegExp(
 // what repeats.
 const FENCE = /^ {0,3}(`{3,}|~{3,}) {0,8}([\w+#.-]{0,40})[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6})\s(.*)$/;
+const HEADING_MARK = /^ {0,3}#{1,6}\s/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const BULLET = /^( {0,3})([-*+]|\d{1,9}[.)])(\s+|$)/;
 const QUOTE = /^ {0,3}> ?/;
@@ -90,6 +91,7 @@ function blocks(lines, depth) {
   const out = [];
   let at = 0;
   while (at < lines.length) {
+    lines[at] = behindMarker(lines[at]);
     const line = lines[at];
     let match;
     if (!line.trim()) {
@@ -133,13 +135,22 @@ function blocks(lines, depth) {
   return out;
 }
 
-const starts = (line) =>
-  FENCE.test(line) ||
-  HEADING.test(line) ||
-  RULE.test(line) ||
-  QUOTE.test(line) ||
-  BULLET.test(line) ||
-  FORMULA.test(line);
+const starts = (marked) => {
+  const line = marked.replace(BORDER, "");
+  return [FENCE, HEADING, RULE, QUOTE, BULLET, FORMULA].some((begins) => begins.test(line));
+};
+
+// A line whose border stands before or in what makes it an item, a heading or a quote, with the
+// border behind that: a provisional item is drawn as one, too.
+function behindMarker(line) {
+  const at = line.indexOf(BORDER);
+  if (at < 0) return line;
+  const plain = line.replace(BORDER, "");
+  const marker = [HEADING_MARK, BULLET, QUOTE].map((one) => one.exec(plain)?.[0]).find(Boolean);
+  if (!marker || at > marker.length) return line;
+  const space = /\s$/.test(marker) ? "" : " "; // of an item that is still empty
+  return `${marker}${space}${BORDER}${plain.slice(marker.length)}`;
+}
 
 // A displayed formula goes on to the line that closes it, whatever its lines begin with.
 function formulaEnd(lines, at) {
@@ -160,6 +171,7 @@ function list(lines, at, first, depth, out) {
   const ordered = /\d/.test(first[2]);
   const items = [];
   while (at < lines.length) {
+    lines[at] = behindMarker(lines[at]);
     const match = BULLET.exec(lines[at]);
     if (!match || /\d/.test(match[2]) !== ordered) break;
     const indent = match[0].length;
@@ -183,7 +195,8 @@ function list(lines, at, first, depth, out) {
         tight ? inner.flatMap((node) => (node.tag === "p" ? node.children : [node])) : inner,
       ),
     );
-    while (at < lines.length && !lines[at].trim() && BULLET.test(lines[at + 1] ?? "")) at++;
+    const next = () => lines[at + 1]?.replace(BORDER, "") ?? "";
+    while (at < lines.length && !lines[at].trim() && BULLET.test(next())) at++;
   }
   const start = ordered ? Number.parseInt(first[2], 10) : 1;
   const numbered = start === 1 ? {} : { start: String(start) };

@@ -1,6 +1,8 @@
 // Conversations, kept in this browser only. A conversation is a tree: an edited question or a
 // second answer is a branch.
 
+import { wordsOf } from "./attachments.js";
+
 // A table of the browser's own database. The browser may evict it under an open page: it is made
 // anew at its next use.
 export class Table {
@@ -87,7 +89,7 @@ export function add(conversation, parent, role, text) {
   conversation.nodes[node.id] = node;
   conversation.leaf = node.id;
   conversation.updated = node.at;
-  if (role === "user" && !conversation.title) conversation.title = text.trim().slice(0, 80);
+  if (role === "user" && !conversation.title) conversation.title = wordsOf(text).slice(0, 80);
   return node;
 }
 

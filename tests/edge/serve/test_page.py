@@ -225,6 +225,30 @@ def test_formulas_are_told_from_prices() -> None:
     ]
 
 
+def test_provisional_items_headings_and_quotes_are_drawn_as_such() -> None:
+    """An item of which nothing is verified stood flush left, as a number, until it was."""
+    border = "\ue000"
+    for text, whole in (
+        (f"Steps:\n{border}1.", "Steps:\n1."),
+        (f"Steps:\n1{border}.", "Steps:\n1."),
+        (f"1. a\n2.{border} b", "1. a\n2. b"),
+        (f"1. a\n{border}2. b\n3. c", "1. a\n2. b\n3. c"),
+        (f"- a\n\n{border}- b", "- a\n\n- b"),
+        (f"- a\n  {border}- b", "- a\n  - b"),
+        (f"{border}# T", "# T"),
+        (f"{border}> q", "> q"),
+        (f"```\n{border}- x\n```", "```\n- x\n```"),
+    ):
+        marked, plain = parsed([text, whole])
+        assert [one["tag"] for one in elements(marked) if one["tag"] != "p"] == [
+            one["tag"] for one in elements(plain) if one["tag"] != "p"
+        ], text
+        assert text_of(marked).replace(border, "") == text_of(plain)
+        assert text_of(marked).count(border) == 1
+    (code,) = parsed([f"```\n{border}- x\n```"])
+    assert text_of(code).startswith(f"{border}- x"), "in code the mark is text, and not verified"
+
+
 def test_thinking_is_folded() -> None:
     closed, unopened, running = parsed(
         ["<think>\nHm.\n</think>\n\n42", "Hm.\n</think>\n\n42", "<think>\nHm"]
