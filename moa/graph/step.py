@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from moa.errors import BundleError
 from moa.graph.control_flow import refuse_control_flow
 from moa.process.memory import give_back_free_memory
-from moa.process.watch import STEP_SECONDS, watched
+from moa.process.watch import watched
 from moa.tree import MASKED, additive
 
 Array = NDArray[Any]
@@ -105,6 +105,8 @@ class StepGraph:
         self.session = open_session(model, threads=self.threads, bounded=True)
         self._latest_options: Any = None
         """Run options of the latest step, by which it can be ended."""
+        self.longest = 0.0
+        """Seconds of the longest step so far that has come to its end."""
         self.gives_back = False
         """Set by the caller: the next run is the last over many tokens, whose arrays are as many
         times as large as a step's. Behind it they are given back to the system."""
@@ -139,14 +141,15 @@ class StepGraph:
         if gives_back:
             options.add_run_config_entry(*_SHRINK)
         self._latest_options = options
+        start = perf_counter()
         try:
-            with watched(options):
+            with watched(options, self.longest) as seconds:
                 self.session.run_with_iobinding(binding, options)
         except Exception as error:  # onnxruntime raises many types without a common base
             if options.terminate:
                 raise BundleError(
                     "a step of the drafter's graph was ended: nobody waited for it any more,"
-                    f" or it took more than {STEP_SECONDS:.0f} s"
+                    f" or it took more than {seconds:.0f} s"
                 ) from None
             # The runtime's message begins with places in its own code: its end says what failed.
             said = " ".join(str(error).split())[-160:]
@@ -154,6 +157,7 @@ class StepGraph:
                 f"the drafter's graph failed, with at most {_arena_limits[0] >> 20} MiB: {said}",
                 hint="run `edge-client doctor`, or use another bundle",
             ) from None
+        self.longest = max(self.longest, perf_counter() - start)
         if gives_back:
             give_back_free_memory()
 

@@ -18,8 +18,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 STEP_SECONDS = 8.0
-"""Seconds of one step by the clock after which it is told to end. A prompt's piece takes a second
-or two on a small device."""
+"""Seconds by the clock that a step may take in any case. A prompt's piece takes a second or two on a
+small device."""
+STEP_TIMES = 10.0
+"""And as many times the longest step of its graph so far: a piece of a prompt takes longer behind a
+longer text, and on a slower or a busier machine."""
+MOST_STEP_SECONDS = 120.0
+"""No step may take longer, whatever those before it took."""
 STEP_PROCESSOR_SECONDS = 3.0
 """And of the processor: on a busy machine the clock alone says little."""
 _LOOK_SECONDS = 0.25
@@ -33,11 +38,13 @@ _MAIN_THREAD = threading.main_thread().ident
 class _Work:
     """Something native that runs. Made for each step: it must cost next to nothing."""
 
-    __slots__ = ("first_seen", "in_main_thread", "options", "processor_time")
+    __slots__ = ("first_seen", "in_main_thread", "options", "processor_time", "seconds")
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: Any, longest: float) -> None:
         self.options = options
         """RunOptions of a step, to end it."""
+        self.seconds = max(STEP_SECONDS, min(STEP_TIMES * longest, MOST_STEP_SECONDS))
+        """How long it may take by the clock."""
         self.in_main_thread = threading.get_ident() == _MAIN_THREAD
         self.first_seen = 0.0
         """When the watch saw it first."""
@@ -54,7 +61,7 @@ class _Work:
             self.processor_time = used
         by_the_clock = now - self.first_seen
         of_the_processor = used - self.processor_time
-        return by_the_clock > STEP_SECONDS and of_the_processor > STEP_PROCESSOR_SECONDS
+        return by_the_clock > self.seconds and of_the_processor > STEP_PROCESSOR_SECONDS
 
 
 _running: dict[int, _Work] = {}
@@ -70,10 +77,11 @@ _forward: list[int] = []
 
 
 @contextlib.contextmanager
-def watched(options: Any = None) -> Iterator[None]:
+def watched(options: Any = None, longest: float = 0.0) -> Iterator[float]:
     """Count the body as native work, which Python cannot interrupt. With `options`, the RunOptions
-    of a graph's step, the step is ended if it takes too long."""
-    work = _Work(options)
+    of a graph's step, the step is ended if it takes too long; `longest` are the seconds of the
+    longest one before it. The body is told how long it may take."""
+    work = _Work(options, longest)
     _running[id(work)] = work
     if work.in_main_thread and _wakeup:
         end_by_ctrl_c()  # asyncio takes the signals away with each handler that it is given
@@ -83,7 +91,7 @@ def watched(options: Any = None) -> Iterator[None]:
         if not _steps_run.is_set():  # cheaper than to set it each time
             _steps_run.set()
     try:
-        yield
+        yield work.seconds
     finally:
         del _running[id(work)]
 

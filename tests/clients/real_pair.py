@@ -23,7 +23,7 @@ from tests.clients.conftest import PATIENCE
 TARGET = os.environ.get("MOA_TARGET", "")
 BUNDLE = os.environ.get("MOA_BUNDLE", "")
 CUTS = [float(seconds) for seconds in os.environ.get("MOA_CUTS", "5,30,120").split(",")]
-MOST = 900.0
+MOST = float(os.environ.get("MOA_MOST", "900"))
 """Seconds that anything may take: a long prompt on a busy machine."""
 
 

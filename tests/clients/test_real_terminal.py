@@ -239,6 +239,8 @@ def check_truth(looks: Iterable[Look], texts: Iterable[str]) -> list[str]:
     known = [letters(re.sub(r"^\s*(```|~~~).*$", "", text, flags=re.M)) for text in texts]
     found: dict[str, str] = {}
     for look in looks:
+        if look.turn == "start":
+            continue  # nothing was asked yet
         for piece in verified_pieces(look.screen):
             if len(piece) >= SHORTEST and not any(piece in text for text in known):
                 found.setdefault(piece, f"{look.turn}: {piece[:300]}")
@@ -255,8 +257,8 @@ def stills(looks: Iterable[Look]) -> list[str]:
             last = look.at
             continue
         if since is not None and last - since.at > LIFE and is_under_way(since.screen):
-            rows = [row for row in since.screen.split("\n") if row.strip()]
-            found.append(f"{since.turn}: {last - since.at:.1f} s at {rows[-1]!r}")
+            shown = STYLE.sub("", since.screen).rstrip().rpartition("\n")[2]
+            found.append(f"{since.turn}: {last - since.at:.1f} s at {shown!r}")
         since, last = look, look.at
     return found
 
@@ -297,7 +299,7 @@ class Hour:
         """Wait until all is checked, and keep what the conversation is then."""
         self.terminal.until(is_settled)
         self.keep(f"{name}-end")
-        file = self.folder / f"{name}.json"
+        file = self.folder / f"said-{name}.json"
         self.terminal.type(f"/save {file}")
         self.terminal.until(lambda rows: is_settled(rows) and file.exists())
         self.asked.append(json.loads(file.read_text())["messages"])
@@ -452,7 +454,7 @@ def test_an_everyday_hour_in_a_terminal(tmp_path: Path) -> None:
                     (Path(folder) / "looks.json").write_text(json.dumps(kept))
         load = os.getloadavg()[0] / (os.cpu_count() or 1)
         differ = differing(f"http://127.0.0.1:{own}", hour.asked)
-    texts = ["".join(one["content"] for one in messages) for messages in hour.asked]
+    texts = ["\n".join(one["content"] for one in messages) for messages in hour.asked]
     false = check_truth(terminal.looks, texts)
     still = stills(terminal.looks)
     print(f"{len(terminal.looks)} looks, load {load:.1f} a core")

@@ -24,6 +24,9 @@ from moa.errors import BundleError, MoaError
 from moa.graph import trial
 from moa.graph.control_flow import refuse_foreign_weights
 from moa.graph.trial import try_out
+from moa.process import watch
+from moa.sampling import SamplingSettings
+from moa.tree import TreeShape
 from tests.graph.hostile import LOADED, Part, constant_sums, later_steps, make
 
 _WITHIN = 1400
@@ -180,6 +183,36 @@ def test_ctrl_c_ends_the_program_though_asyncio_has_taken_the_signals() -> None:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)
+
+
+def test_a_step_takes_too_long_by_what_those_before_it_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A piece of a long prompt took more than eight seconds on a busy machine: the device failed in
+    the middle of it, and its answer was empty."""
+    now = [0.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[-1])
+    monkeypatch.setattr(watch.time, "process_time", lambda: now[-1])
+
+    def too_long_after(seconds: float, longest: float) -> bool:
+        work = watch._Work(object(), longest)
+        now[:] = [1.0]
+        assert not work.takes_too_long()
+        now[:] = [1.0 + seconds]
+        return work.takes_too_long()
+
+    assert too_long_after(8.5, 0.0)
+    assert too_long_after(8.5, 0.1)
+    assert not too_long_after(8.5, 5.0)
+    assert too_long_after(50.5, 5.0)
+    assert too_long_after(120.5, 1000.0), "a stranger's graph cannot raise it for ever"
+
+
+def test_a_graph_knows_the_longest_of_its_steps() -> None:
+    drafter = Device.load().new_drafter()
+    for _ in drafter.draft([1, 2, 3], TreeShape(1, 1, 1), SamplingSettings()):
+        pass
+    assert drafter.graph.longest > 0
 
 
 def cpu_seconds(pid: int) -> float:
