@@ -280,8 +280,8 @@ def text_of(message: dict[str, Any]) -> str:
 @pytest.mark.timeout(7200)
 @pytest.mark.skipif(not (TARGET and BUNDLE), reason="needs MOA_TARGET and MOA_BUNDLE")
 def test_beside_a_real_pair_nothing_is_refused(tmp_path: Path) -> None:
-    """Absent, there, killed in mid-answer, back: each answer comes, no status but 200, and the text
-    is the same when the verifier is back."""
+    """Absent, there, killed in mid-answer, back: each answer comes, and no status but 200. Whose text
+    it is, is not asked: in mode `keep` the device answers where a busy verifier is late."""
     with Port("127.0.0.1", 0) as free:
         endpoint = free.number
     question = what_is("a mutex")
@@ -319,7 +319,6 @@ def test_beside_a_real_pair_nothing_is_refused(tmp_path: Path) -> None:
         verifier.wait()
         until_online(endpoint)
         tell("back", page.ask(question), time.monotonic())
-    assert told["back"] == told["there"]
     assert {name.rpartition(" ")[2] for name in heard.answers} == {"200"}
 
 
