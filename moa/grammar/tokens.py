@@ -22,6 +22,7 @@ from moa.process.children import without_our_settings
 Encode = Callable[[str], Sequence[int]]
 """The tokens of a text, without a start token."""
 _PROGRAM = Path(vocabulary.__file__)
+_READ = msgspec.msgpack.Decoder(Vocabulary)
 _SECONDS = 60.0
 """Seconds by the clock in which a process must have read a tokenizer."""
 
@@ -90,7 +91,7 @@ def _read_elsewhere(asked: vocabulary.Asked) -> Vocabulary:
             timeout=_SECONDS,
             check=True,
         )
-        found = msgspec.msgpack.decode(done.stdout, type=Vocabulary)
+        found = _READ.decode(done.stdout)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
         raise ValueError(f"the process that reads it failed: {error}") from None
     if found.refused:

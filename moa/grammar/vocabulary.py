@@ -60,6 +60,9 @@ def text_among(tokens: LLTokenizer, added: Mapping[int, str]) -> dict[int, str]:
     return {token: text for token, text in added.items() if tokens.is_special_token(token)}
 
 
+_ASKED = msgspec.msgpack.Decoder(Asked)
+
+
 def opened(content: str, *, size: int, eos_ids: Sequence[int]) -> LLTokenizer:
     """llguidance's own reading of a `tokenizer.json`; a `ValueError` if it cannot use it."""
     return LLTokenizer(content, n_vocab=size, eos_token=list(eos_ids))
@@ -67,7 +70,7 @@ def opened(content: str, *, size: int, eos_ids: Sequence[int]) -> LLTokenizer:
 
 def answer(question: bytes) -> bytes:
     """What the program writes for what it has read."""
-    asked = msgspec.msgpack.decode(question, type=Asked)
+    asked = _ASKED.decode(question)
     try:
         tokens = opened(asked.content, size=asked.size, eos_ids=asked.eos_ids)
         found = read(tokens, asked.size, text_among(tokens, asked.text))
