@@ -24,6 +24,17 @@ from testing.tiny import save_tiny
 PROMPTS = ("hello world", "1+1=", "abc abc abc")
 
 
+def saturates() -> bool:
+    """Whether 8-bit products of the default recipe overflow here: on an x86 processor without
+    instructions for them."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.exists() and "vnni" not in (text := cpuinfo.read_text()) and "asimd" not in text
+
+
+INT8_CPU = "avx2" if saturates() else "avx512_vnni"
+"""The recipe of eight bits that is right for this processor."""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def equal_modules_are_exported_once() -> Iterator[None]:
     """Torch takes 4 s for each export, and most tests differ in what is done with the graph."""

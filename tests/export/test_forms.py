@@ -18,7 +18,7 @@ from export.storage import WeightedModel
 from export.tables import BlockTable, FloatTable, Int8Table, UnpackedTable
 from moa.errors import UsageError
 from moa.graph.step import open_session
-from tests.export.conftest import Pair
+from tests.export.conftest import Pair, saturates
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +35,6 @@ def worst(shop: Workshop, model: Path) -> float:
         float(np.abs(runner.step(step).top_logp - reference.step(step).top_logp).max())
         for step in steps
     )
-
-
-def saturates() -> bool:
-    """Whether 8-bit products of the default recipe overflow here: on an x86 processor without
-    instructions for them."""
-    cpuinfo = Path("/proc/cpuinfo")
-    return cpuinfo.exists() and "vnni" not in (text := cpuinfo.read_text()) and "asimd" not in text
 
 
 @pytest.mark.parametrize(

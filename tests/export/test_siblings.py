@@ -20,6 +20,7 @@ from moa.graph.step import StepGraph
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
 from testing.tiny import available, save_tiny
+from tests.export.conftest import INT8_CPU
 from tests.target.trees import reference
 
 LAYERS = {
@@ -95,7 +96,8 @@ def workshop(family: str, folder: Path, **overrides: Any) -> Workshop:
     """A tiny model of the family beside a target."""
     target = save_tiny("llama", folder / "target")
     small = save_tiny(family, folder / "small", num_hidden_layers=LAYERS[family], **overrides)
-    return Workshop(load_source(str(target), f"independent:{small}"), folder, top_k=128)
+    source = load_source(str(target), f"independent:{small}")
+    return Workshop(source, folder, top_k=128, int8_cpu=INT8_CPU)
 
 
 def exact_runner(shop: Workshop) -> OrtRunner:
@@ -167,9 +169,7 @@ def test_a_rejected_tail_leaves_what_never_had_it(
 def test_eight_and_four_bits_run_and_are_near(
     family: str, shop: Workshop, exact: OrtRunner, tmp_path: Path
 ) -> None:
-    # Without these instructions ONNX Runtime adds products of eight bits in sixteen, which overflow:
-    # on a first EPYC gemma4 has 0.88, lfm2 0.93, phi3 0.98.
-    least = {"int8": 0.98 if has_vnni() else 0.85, "int4": 0.8}
+    least = {"int8": 0.98, "int4": 0.8}
     if family == "qwen3_5":
         # A gated delta rule scales queries and keys to length one, and what it reads to one size:
         # with few numbers a head that multiplies errors. 1 % of noise in the float32 weights is
@@ -188,14 +188,6 @@ def test_eight_and_four_bits_run_and_are_near(
         assert np.isfinite(found).all()
         likeness = np.corrcoef(found.ravel(), wanted.ravel())[0, 1]
         assert likeness > least[name], name
-
-
-def has_vnni() -> bool:
-    """Whether the processor adds products of eight bits in thirty-two, as far as the system says."""
-    try:
-        return "vnni" in Path("/proc/cpuinfo").read_text("utf-8")
-    except OSError:
-        return True
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "gpt_oss", "mixtral"])
