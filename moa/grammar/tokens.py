@@ -24,7 +24,7 @@ Encode = Callable[[str], Sequence[int]]
 _PROGRAM = Path(vocabulary.__file__)
 _READ = msgspec.msgpack.Decoder(Vocabulary)
 _SECONDS = 60.0
-"""Seconds by the clock in which a process must have read a tokenizer."""
+"""Seconds by the clock for which a process that reads a tokenizer is waited for."""
 
 
 class _Added(msgspec.Struct):
@@ -59,8 +59,9 @@ def tokens_of(
     # llguidance leaves out what a normalizer puts before a text: what must follow has a text before
     # it. A tokenizer that is loaded elsewhere does not.
     if encode is not None and b'"Prepend"' not in bytes(file.normalizer):
-        asked = vocabulary.Asked(content, size, list(eos_ids), text)
-        return _wrapped(_read_elsewhere(asked), encode, size, eos_ids)
+        found = _read_elsewhere(vocabulary.Asked(content, size, list(eos_ids), text))
+        if found is not None:
+            return _wrapped(found, encode, size, eos_ids)
     tokens = vocabulary.opened(content, size=size, eos_ids=eos_ids)
     text = vocabulary.text_among(tokens, text)
     if not text:
@@ -78,8 +79,9 @@ def _wrapped(found: Vocabulary, encode: Encode, size: int, eos_ids: Sequence[int
     return tokens
 
 
-def _read_elsewhere(asked: vocabulary.Asked) -> Vocabulary:
-    """Have a process of its own read a tokenizer: what that takes of memory ends with it."""
+def _read_elsewhere(asked: vocabulary.Asked) -> Vocabulary | None:
+    """Have a process of its own read a tokenizer: what that takes of memory ends with it. None where
+    a system lets no process start, or leaves it no time: then it is read here, for more memory."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", str(_PROGRAM)],
@@ -92,8 +94,8 @@ def _read_elsewhere(asked: vocabulary.Asked) -> Vocabulary:
             check=True,
         )
         found = _READ.decode(done.stdout)
-    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
-        raise ValueError(f"the process that reads it failed: {error}") from None
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
+        return None
     if found.refused:
         raise ValueError(found.refused)
     return found

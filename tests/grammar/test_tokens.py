@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import cache
 
 import numpy as np
@@ -11,7 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, normalizers
 
 from moa.api.tools import Function, Tool, ToolFormat, Tools
-from moa.grammar import vocabulary
+from moa.grammar import tokens, vocabulary
 from moa.grammar.matcher import GrammarCompiler, has
 from moa.grammar.spec import Grammar
 from moa.grammar.tokens import Encode, tokens_of
@@ -88,8 +89,8 @@ def test_all_other_tokens_are_what_they_were() -> None:
     }
     for grammar in marks_in:
         masks = []
-        for tokens in (theirs, ours):
-            matcher = LLMatcher(tokens, LLMatcher.grammar_from_lark(grammar))
+        for one in (theirs, ours):
+            matcher = LLMatcher(one, LLMatcher.grammar_from_lark(grammar))
             assert not matcher.is_error(), matcher.get_error()
             bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
             masks.append(np.unpackbits(bits, bitorder="little"))
@@ -162,3 +163,18 @@ def test_what_a_tokenizer_puts_before_a_text_is_not_put_into_the_middle_of_an_an
 def test_a_tokenizer_that_is_none_is_refused_in_words() -> None:
     with pytest.raises(ValueError, match="tokenizer"):
         tokens_of('{"added_tokens": []}', size=5, eos_ids=[EOS], encode=ids_of)
+
+
+@pytest.mark.parametrize("trouble", ["no process can be started", "it is given no time"])
+def test_where_no_other_process_reads_a_tokenizer_it_is_read_here(
+    trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grammar of a sound tokenizer is not refused because a machine is busy."""
+    if trouble == "it is given no time":
+        monkeypatch.setattr(tokens, "_SECONDS", 0.0)
+    else:
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    grammar = GRAMMARS[0]
+    assert grammar is not None
+    ours = compiler(ids_of)
+    assert allowed_after(ours, grammar, []) == allowed_after(compiler(), grammar, [])
