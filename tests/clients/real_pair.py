@@ -14,7 +14,10 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Self
 
 from edge_client.tools.emulated_network import LinkProxy
 from moa.process.listening import Port
@@ -27,34 +30,49 @@ MOST = float(os.environ.get("MOA_MOST", "900"))
 """Seconds that anything may take: a long prompt on a busy machine."""
 
 
-class Link:
-    """An emulated link to an endpoint, in a thread."""
+class InThread:
+    """Something that listens on this machine, in a thread with an event loop of its own."""
 
     def __init__(self, port: int) -> None:
-        self._target = port
-        self._loop = asyncio.new_event_loop()
+        """`port` is where it passes on what comes."""
+        self.target = port
+        self.loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
         self._up = threading.Event()
-        self._link: LinkProxy | None = None
-        self.port = 0
 
-    def __enter__(self) -> Link:
-        threading.Thread(target=self._loop.run_until_complete, args=(self._run(),)).start()
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.loop.run_until_complete, args=(self._run(),)).start()
         assert self._up.wait(PATIENCE)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._over.set)
+        self.loop.call_soon_threadsafe(self._over.set)
+
+    def listening(self) -> AbstractAsyncContextManager[object]:
+        """A context in which it listens."""
+        raise NotImplementedError
 
     async def _run(self) -> None:
-        async with LinkProxy("127.0.0.1", self._target) as self._link:
-            self.port = self._link.port
+        async with self.listening():
             self._up.set()
             await self._over.wait()
 
+
+class Link(InThread):
+    """An emulated link to an endpoint."""
+
+    port = 0
+    _link: LinkProxy
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        async with LinkProxy("127.0.0.1", self.target) as self._link:
+            self.port = self._link.port
+            yield
+
     def does(self, what: str) -> None:
         """`go_down`, `go_silent` or `restore`."""
-        self._loop.call_soon_threadsafe(getattr(self._link, what))
+        self.loop.call_soon_threadsafe(getattr(self._link, what))
 
 
 class Program:
@@ -135,6 +153,31 @@ def target(*flags: str) -> Iterator[tuple[Program, Link]]:
 def what_is(thing: str) -> str:
     """A question whose answer ends: asked for stories, a small coder says one sentence for ever."""
     return f"What is {thing}, and when is it used? Answer in three sentences."
+
+
+class EverydayTurns(ABC):
+    """The turns that an hour on the page and one in a terminal begin with."""
+
+    @abstractmethod
+    def turn(self, question: str, name: str, act: Callable[[], None] = lambda: None) -> None:
+        """Ask, act while it is answered, and wait for the end."""
+
+    @abstractmethod
+    def cut(self, seconds: float, how: str, name: str) -> None:
+        """Once the answer has begun, take the link away for so long."""
+
+    def first(self) -> None:
+        self.turn("Who are you, in one sentence?", "first")
+
+    def code(self) -> None:
+        question = "Write a Python function that reverses a string, with a comment in each line."
+        self.turn(question, "cut", lambda: self.cut(CUTS[0], "go_down", "cut"))
+
+    def silent(self) -> None:
+        def act() -> None:
+            self.cut(CUTS[1], "go_silent", "silent")
+
+        self.turn(what_is("a hash table"), "silent", act)
 
 
 def pasted() -> str:

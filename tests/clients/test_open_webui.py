@@ -13,11 +13,10 @@ import os
 import re
 import shutil
 import subprocess
-import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,16 @@ import pytest
 from moa.process.listening import Port
 from testing.verifier import Emulated, verifier
 from tests.clients.conftest import CHROMIUM, PATIENCE, Device, online
-from tests.clients.real_pair import BUNDLE, MOST, TARGET, Program, running, target, what_is
+from tests.clients.real_pair import (
+    BUNDLE,
+    MOST,
+    TARGET,
+    InThread,
+    Program,
+    running,
+    target,
+    what_is,
+)
 
 WEBUI = shutil.which("open-webui")
 pytestmark = [
@@ -142,35 +150,24 @@ def test_an_outage_is_no_error_and_every_answer_comes(
 # ---- beside a real pair
 
 
-class Heard:
-    """A relay in front of an endpoint, in a thread: which requests came, and which answers."""
+class Heard(InThread):
+    """A relay in front of an endpoint: which requests came, and which answers."""
 
     def __init__(self, port: int) -> None:
-        self._target = port
-        self._loop = asyncio.new_event_loop()
-        self._over = asyncio.Event()
-        self._up = threading.Event()
+        super().__init__(port)
         self.address = ""
         self.answers: Counter[str] = Counter()
         """How often each status came for each path."""
 
-    def __enter__(self) -> Heard:
-        threading.Thread(target=self._loop.run_until_complete, args=(self._run(),)).start()
-        assert self._up.wait(PATIENCE)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._over.set)
-
-    async def _run(self) -> None:
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         async with server:
             self.address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            self._up.set()
-            await self._over.wait()
+            yield
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, onward = await asyncio.open_connection("127.0.0.1", self._target)
+        there, onward = await asyncio.open_connection("127.0.0.1", self.target)
         asked: list[str] = []
         with contextlib.suppress(OSError):
             await asyncio.gather(

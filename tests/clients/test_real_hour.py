@@ -31,6 +31,7 @@ from tests.clients.real_pair import (
     CUTS,
     MOST,
     TARGET,
+    EverydayTurns,
     Link,
     Program,
     pasted,
@@ -90,7 +91,7 @@ def pair() -> Iterator[tuple[Program, Link, str]]:
 
 
 @dataclass
-class Hour:
+class Hour(EverydayTurns):
     """The page, what is around it, and what was seen."""
 
     page: Any
@@ -151,18 +152,6 @@ class Hour:
         self.link.does("restore")
 
     # ---- the turns
-
-    def first(self) -> None:
-        self.turn("Who are you, in one sentence?", "first")
-
-    def code(self) -> None:
-        question = "Write a Python function that reverses a string, with a comment in each line."
-        self.turn(question, "cut", lambda: self.cut(CUTS[0], "go_down", "cut"))
-
-    def silent(self) -> None:
-        self.turn(
-            what_is("a hash table"), "silent", lambda: self.cut(CUTS[1], "go_silent", "silent")
-        )
 
     def edited(self) -> None:
         """The last question once more, with another thing in it."""

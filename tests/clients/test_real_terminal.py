@@ -35,6 +35,7 @@ from tests.clients.real_pair import (
     CUTS,
     MOST,
     TARGET,
+    EverydayTurns,
     Link,
     Program,
     pasted,
@@ -276,7 +277,7 @@ def is_under_way(screen: str) -> bool:
 
 
 @dataclass
-class Hour:
+class Hour(EverydayTurns):
     """The chat, what is around it, and what was answered."""
 
     terminal: Terminal
@@ -320,19 +321,6 @@ class Hour:
         self.link.does("restore")
 
     # ---- the turns
-
-    def first(self) -> None:
-        self.turn("Who are you, in one sentence?", "first")
-
-    def code(self) -> None:
-        question = "Write a Python function that reverses a string, with a comment in each line."
-        self.turn(question, "cut", lambda: self.cut(CUTS[0], "go_down", "cut"))
-
-    def silent(self) -> None:
-        def act() -> None:
-            self.cut(CUTS[1], "go_silent", "silent")
-
-        self.turn(what_is("a hash table"), "silent", act)
 
     def edited(self) -> None:
         self.turn(f"/edit {what_is('a linked list')}", "edited")

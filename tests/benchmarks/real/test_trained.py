@@ -294,14 +294,19 @@ def test_guesses_without_records_are_counted_once(
         assert "±" in row[4]
 
 
-def test_drafts_of_a_server_are_counted_with_the_newest_states(tmp_path: Path) -> None:
-    """As far as a chain is right, whether it is asked for at once or grows."""
-    path = save_tiny("qwen2", tmp_path / "target", num_hidden_layers=8)
+def of_states(folder: Path) -> tuple[StateDrafter, trained.KnownText]:
+    """A new drafter of states, and what it reads of a text."""
+    path = save_tiny("qwen2", folder / "target", num_hidden_layers=8)
     loaded = load_model(path)
     torch.manual_seed(3)
     config = StateDrafterConfig.for_target(loaded.facts)
     drafter = StateDrafter.new(config, SharedWeights.of(loaded.model)).eval()
-    text = trained.KnownTexts(str(path), tmp_path / "states").of("a", TEXT, drafter)
+    return drafter, trained.KnownTexts(str(path), folder / "states").of("a", TEXT, drafter)
+
+
+def test_drafts_of_a_server_are_counted_with_the_newest_states(tmp_path: Path) -> None:
+    """As far as a chain is right, whether it is asked for at once or grows."""
+    drafter, text = of_states(tmp_path)
     shape = TreeShape.chain(10, min_score=-math.inf)
     drafting = drafter.drafting(slots=2, capacity=64)
     slot = drafting.open()
@@ -317,12 +322,7 @@ def test_drafts_of_a_server_are_counted_with_the_newest_states(tmp_path: Path) -
 
 
 def test_a_server_drafts_at_every_place_with_the_states_of_all_before_it(tmp_path: Path) -> None:
-    path = save_tiny("qwen2", tmp_path / "target", num_hidden_layers=8)
-    loaded = load_model(path)
-    torch.manual_seed(3)
-    config = StateDrafterConfig.for_target(loaded.facts)
-    drafter = StateDrafter.new(config, SharedWeights.of(loaded.model)).eval()
-    text = trained.KnownTexts(str(path), tmp_path / "states").of("a", TEXT, drafter)
+    drafter, text = of_states(tmp_path)
     found = trained.drafts_along(drafter.drafting(slots=1, capacity=64), text, PROMPT, 5)
     assert len(found.tokens) == len(found.scores) == 5
     for at, place in enumerate(range(PROMPT - 1, PROMPT + 4)):
