@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from edge_client.events import LinkState
 from edge_client.link.dialling import is_refusal
 from edge_client.link.websocket import VerifierLink
 from moa.safe_text import safe_line
 
-LinkState = Literal["online", "limited", "late", "offline", "refused"]
 _GONE_SECONDS = 1.0
 """A link that is back so soon was no news."""
 _CONNECTING = "connecting"
